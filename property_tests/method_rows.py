@@ -294,6 +294,11 @@ ROWS += [
         Meta(start="dense", choose=sf.scores.magnitude, monotone=True, **HALF),
     ),
     Row(
+        "maskllm",
+        lambda s, key, _: sf.methods.maskllm(axis=-1, steps=4, norm=0.1, key=key),
+        GATES._replace(pattern=NM),
+    ),
+    Row(
         "wanda",
         lambda s, key, params: sf.methods.wanda(s, calibrated(params)),
         TRAINED._replace(pattern=ROW_BALANCED),

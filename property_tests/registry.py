@@ -714,6 +714,13 @@ ROWS = [
         Meta(exact_count=False, when=NEVER, start="other", baseline=None, **LEARNED),
     ),
     Row(
+        "mask_choices",
+        lambda s, key, _: sf.reparametrised(
+            sf.reparam.mask_choices(NM.pattern, scale=10.0), key=key
+        ),
+        Meta(exact_count=False, when=NEVER, start="other", **LEARNED, **FIXED),
+    ),
+    Row(
         "supermask",
         lambda s, key, _: sf.supermask(s, key=key),
         Meta(

@@ -80,3 +80,65 @@ def test_bad_arguments_of_n_m(make):
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         make().init({"conv": torch.ones(2, 3, 3, 3)})
+
+
+def test_maskllm_finds_the_masks_of_a_small_layer_that_trying_all_finds():
+    torch.manual_seed(0)
+    weight = torch.randn(3, 4)
+    x = torch.randn(64, 4) @ torch.randn(4, 4)
+
+    def loss(w):
+        return (x @ (w - weight).T).square().mean(0)  # of each output
+
+    algorithm = sf.with_optimizer(
+        sf.methods.maskllm(steps=300, norm=0.0), sf.optimizers.adam(5e-3)
+    )
+    state = algorithm.init({"w": weight})
+    for step in range(300):
+        grads = torch.func.grad(lambda params: loss(params["w"]).sum())(
+            sf.effective(state)
+        )
+        state = algorithm.update(state, grads, step)
+    settled = sf.settled(algorithm, state)
+    assert (settled.masks["w"].sum(1) == 2).all()
+    masks = [
+        torch.tensor([i in kept for i in range(4)])
+        for kept in itertools.combinations(range(4), 2)
+    ]
+    best = torch.stack([loss(weight * mask) for mask in masks]).amin(0)
+    torch.testing.assert_close(loss(sf.effective(settled)["w"]), best)
+
+
+def test_maskllm_has_the_gradient_of_the_loss_of_the_paper():
+    algorithm = sf.methods.maskllm(steps=10, norm=0.5)
+    weight = torch.randn(4, 8)
+    state = algorithm.init({"w": weight})
+    upstream = torch.randn(4, 8)
+    choices = sf.reparam.mask_choices(
+        scale=sf.schedules.linear_decay(100.0, 10, 500.0),
+        temperature=sf.schedules.linear_decay(4.0, 10, 0.05),
+    )
+    latents = state.scores["latent"]
+
+    def paper(logit):
+        made = {**latents, "logit": {"w": logit}}
+        masked = choices.apply(made, 0, sf.random.key(0))[0]["w"]
+        # at step 3 of 10
+        return (upstream * masked).sum() - 0.5 * 0.7 * masked.square().sum()
+
+    expected = torch.func.grad(paper)(latents["logit"]["w"])
+    found = algorithm.view.grads(state, {"w": upstream}, 3)["latent"]["logit"]["w"]
+    torch.testing.assert_close(found, expected)
+
+
+def test_maskllm_starts_near_its_prior():
+    weight = torch.randn(8, 16)
+    prior = {"w": sf.masks.topk_mask(weight.abs(), None, pattern=sf.patterns.nm(2, 4))}
+    algorithm = sf.methods.maskllm(steps=5, prior=prior, strength=50.0)
+    state = algorithm.init({"w": weight})
+    assert torch.equal(sf.settled(algorithm, state).masks["w"], prior["w"])
+
+
+def test_maskllm_refuses_a_run_without_steps():
+    with pytest.raises(ValueError, match="maskllm: expected steps >= 1, got 0"):
+        sf.methods.maskllm(steps=0)

@@ -3,6 +3,7 @@
 from sparsefn.algorithms.reparam.base import Reparametrisation
 from sparsefn.algorithms.reparam.gates import chance_kept, hard_concrete, sigmoid_gate
 from sparsefn.algorithms.reparam.low_rank import low_rank
+from sparsefn.algorithms.reparam.mask_choices import mask_choices
 from sparsefn.algorithms.reparam.selections import faded, soft_nm, soft_topk
 from sparsefn.algorithms.reparam.thresholds import power, soft_threshold
 
@@ -12,6 +13,7 @@ __all__ = [
     "faded",
     "hard_concrete",
     "low_rank",
+    "mask_choices",
     "power",
     "sigmoid_gate",
     "soft_nm",

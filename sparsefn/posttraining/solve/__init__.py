@@ -13,6 +13,15 @@ from sparsefn.posttraining.solve.greedy import obs_exact
 from sparsefn.posttraining.solve.layers import layerwise
 from sparsefn.posttraining.solve.least_squares import refit
 from sparsefn.posttraining.solve.sparsegpt import obs
+from sparsefn.posttraining.solve.swaps import swaps
 
-__all__ = ["fisher_inverse", "layerwise", "obs", "obs_exact", "obs_fisher", "refit"]
+__all__ = [
+    "fisher_inverse",
+    "layerwise",
+    "obs",
+    "obs_exact",
+    "obs_fisher",
+    "refit",
+    "swaps",
+]
 __dir__ = __all__.copy

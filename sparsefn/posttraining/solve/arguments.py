@@ -12,6 +12,7 @@ from sparsefn._engine.leaves import check_device
 from sparsefn._engine.processes import check_plain
 from sparsefn._engine.transforms import read
 from sparsefn.core.checks import number
+from sparsefn.masks.patterns.units import Pattern, units_of
 
 BLOCK = 256  # columns of a Cholesky factor that are made together
 USUAL = 0.01  # the damping of SparseGPT's authors, a share of the mean of the diagonal
@@ -129,6 +130,28 @@ def check_damp(call: str, damp: float) -> float:
     if isinstance(share, Tensor) or share < 0:
         raise ValueError(f"{call}: expected damp to be a number >= 0, got {damp}")
     return share
+
+
+def groups_in_rows(
+    call: str, pattern: Pattern, weight: Tensor
+) -> tuple[int, int | None]:
+    """The width of a group of a pattern whose groups lie in rows, and how many weights
+    of a group the pattern keeps, None where it does not say.
+
+    >>> groups_in_rows("obs_exact", sf.patterns.nm(2, 4), torch.ones(2, 8))
+    (4, 2)
+
+    Raises ValueError for another pattern.
+    """
+    units = units_of(pattern, tuple(weight.shape))
+    fixed = units.fixed
+    single = units.single and units.pattern.allowed is None
+    if not single or units.group[0] != 1 or isinstance(fixed, Tensor):
+        raise ValueError(
+            f"{call}: expected a pattern of single weights whose groups lie inside "
+            f"rows, such as row_balanced() or nm(2, 4), got {pattern}"
+        )
+    return max(units.group[1], 1), fixed
 
 
 def damp_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:

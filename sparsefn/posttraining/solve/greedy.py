@@ -12,13 +12,13 @@ from sparsefn._engine.processes import check_alike, gathered, own
 from sparsefn._engine.selection import Entry, winners
 from sparsefn.core.checks import check_int
 from sparsefn.masks.patterns.kinds import Pattern, unstructured
-from sparsefn.masks.patterns.units import units_of
 from sparsefn.masks.select import topk_mask
 from sparsefn.posttraining.solve.arguments import (
     check_damp,
     check_finite,
     damp_in_place,
     factor_in_place,
+    groups_in_rows,
     in_one_dtype,
 )
 from sparsefn.posttraining.solve.least_squares import solved
@@ -180,18 +180,11 @@ def _of_rows(
 def _groups(w: Tensor, n_prune: int | None, pattern: Pattern | None) -> tuple[int, int]:
     # The width of a group, 0 for all of the weight, and how many weights each group
     # loses.
-    whole = pattern is None or pattern == unstructured()
-    units = units_of(unstructured() if pattern is None else pattern, tuple(w.shape))
-    size = units.rows[1]
-    fixed = units.fixed
-    single = units.single and units.pattern.allowed is None
-    in_rows = single and units.group[0] == 1 and not isinstance(fixed, Tensor)
-    if not whole and not in_rows:
-        raise ValueError(
-            "obs_exact: expected a pattern of single weights whose groups lie inside "
-            f"rows, such as row_balanced() or nm(2, 4), got {pattern}"
-        )
-    if isinstance(fixed, int):
+    width, fixed = 0, None
+    if pattern is not None and pattern != unstructured():
+        width, fixed = groups_in_rows("obs_exact", pattern, w)
+    size = width or w.numel()
+    if fixed is not None:
         if n_prune not in (None, size - fixed):
             raise ValueError(
                 f"obs_exact: {pattern} prunes {size - fixed} of a group, got "
@@ -201,11 +194,11 @@ def _groups(w: Tensor, n_prune: int | None, pattern: Pattern | None) -> tuple[in
     check_int("obs_exact", "n_prune", n_prune, 0)
     assert n_prune is not None
     if n_prune > size:
-        what = "the weight" if whole else "a group"
+        what = "a group" if width else "the weight"
         raise ValueError(
             f"obs_exact: expected n_prune <= {size}, the size of {what}, got {n_prune}"
         )
-    return 0 if whole else max(units.group[1], 1), n_prune
+    return width, n_prune
 
 
 def _trace(

@@ -1,0 +1,185 @@
+"""A better mask of the same counts: weights of a row change places, the best pair
+first.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsefn._engine.leaves import hidden, one_by_one
+from sparsefn._engine.processes import check_alike, gathered, own
+from sparsefn._engine.transforms import read
+from sparsefn.core.checks import check_int
+from sparsefn.masks.patterns.kinds import Pattern, unstructured
+from sparsefn.posttraining.solve.arguments import (
+    check_finite,
+    check_kept,
+    groups_in_rows,
+    in_one_dtype,
+)
+
+AT_ONCE = 2**23  # changes of the error, one a pair, that are held at one time
+# A swap lowers a row's error by this share at least, so that rounding makes no swap.
+_LEAST = 2.0**-36
+
+
+def swaps(
+    weight: Tensor,
+    hessian: Tensor,
+    mask: Tensor,
+    pattern: Pattern | None = None,
+    *,
+    most: int = 100,
+) -> Tensor:
+    """SparseSwaps: a mask with the same counts and a smaller error of the layer.
+
+    >>> weight, hessian = (
+    ...     torch.tensor([[1.0, 2.0, 2.0]]),
+    ...     torch.diag(torch.tensor([9.0, 1.0, 1.0])),
+    ... )
+    >>> sf.solve.swaps(weight, hessian, torch.tensor([[False, True, True]]))
+    tensor([[ True, False,  True]])
+
+    Args:
+        weight: The weight of a linear layer, (out, in).
+        hessian: The gram of its inputs, (in, in), symmetric.
+        mask: Bool tensor of the weight's shape: the mask to start from, of any method.
+        pattern: Where weights may change places: inside its groups, which lie in rows,
+            as with `nm(2, 4)`. By default inside rows.
+        most: The most swaps of a row.
+
+    Returns:
+        A mask like `mask`, with as many weights in each row, or in each group. The
+        error sum((masked - weight) @ hessian * (masked - weight)) of no row is larger
+        than with `mask`.
+
+    Raises:
+        ValueError: Shapes do not fit, values are not finite, `most` is negative, or
+            groups of `pattern` do not lie in rows.
+        TypeError: Another dtype.
+
+    A swap prunes one weight and brings a pruned one back. Each row makes the swap that
+    lowers its error most, the first pair among equal ones, until none does. `refit`
+    finds the weights for the mask, and `layerwise` does both for a model:
+    `lambda w, h, m: (w, sf.solve.swaps(w, h, m))`. A swap takes time of a row's kept
+    times its pruned weights, or of their number in all groups. Computed in float64.
+
+    Zimmer et al. 2025, arXiv 2512.10922, algorithm 1.
+    """
+    w, h = in_one_dtype("swaps", weight, hessian)
+    kept = check_kept("swaps", mask, weight)
+    width = max(w.shape[1], 1)
+    if pattern is not None and pattern != unstructured():
+        width, _ = groups_in_rows("swaps", pattern, w)
+    check_int("swaps", "most", most, 0)
+    check_alike("swaps", w, h, kept, pattern, most)
+    swap = _swapped if hidden(w, h, kept) else swapped
+    return swap(w, h, kept, width, most)
+
+
+def swapped(w: Tensor, h: Tensor, kept: Tensor, width: int, most: int) -> Tensor:
+    """`swaps` of arguments that were checked: inside groups of `width` columns.
+
+    >>> mask = torch.tensor([[True, False]])
+    >>> swapped(torch.tensor([[1.0, 2.0]]), torch.eye(2), mask, 2, 9)
+    tensor([[False,  True]])
+    """
+    check_finite("swaps", weight=w, hessian=h)  # hidden until now by a transform
+    if not w.numel():
+        return kept.clone()
+    w = w.double()
+    h = h.double()
+    n_parts = max(1, -(-w.numel() * width // AT_ONCE))
+    weights = w.chunk(n_parts)
+    masks = kept.chunk(n_parts)
+    done = []
+    for i in own(len(weights)):
+        done.append(_refined(weights[i], masks[i], h, width, most))
+    (refined,) = gathered(torch.cat([*done, kept[:0]]))
+    return refined
+
+
+_swapped = torch.library.custom_op("sparsefn::swaps", swapped, mutates_args=())
+_swapped.register_fake(
+    lambda w, h, kept, *_: torch.empty_like(kept, memory_format=torch.contiguous_format)
+)
+one_by_one(_swapped)
+
+
+def _refined(w: Tensor, kept: Tensor, h: Tensor, width: int, most: int) -> Tensor:
+    # The masks of some rows. With d = w off the mask, the error of a row is d H d'.
+    # Pruning p and bringing q back adds to it
+    #   2 w_p (d H)_p + w_p^2 H_pp - 2 w_q (d H)_q + w_q^2 H_qq - 2 w_p w_q H_pq.
+    row = torch.arange(len(w), device=w.device)
+    first = kept
+    kept = kept.clone()
+    start = _errors(w, kept, h)
+    pull = w.masked_fill(kept, 0.0) @ h
+    alone = w.square() * h.diagonal()
+    prune, bring = _places(kept, width)  # columns, (rows, groups, places)
+    crossed = _crossed(w, h, prune[..., :, None], bring[..., None, :])
+    if not crossed.numel():
+        return kept
+    for _ in range(most):
+        costs = _at(alone + 2 * w * pull, prune)
+        costs = costs.masked_fill(~_at(kept, prune), torch.inf)
+        gains = _at(alone - 2 * w * pull, bring)
+        gains = gains.masked_fill(_at(kept, bring), torch.inf)
+        change = (costs[..., :, None] + gains[..., None, :]).sub_(crossed)
+        of_pruned = change.amin(-1)
+        least = of_pruned.flatten(1).amin(1)
+        moves = least < -_LEAST * start
+        if not read(moves.any()):
+            break
+        p, i = _lowest(prune.flatten(1), of_pruned.flatten(1) == least[:, None])
+        group = i // prune.shape[-1]
+        others = change.flatten(1, 2)[row, i]
+        q, j = _lowest(bring[row, group], others == least[:, None])
+        # only some rows move
+        r, g, i, j = (x[moves] for x in (row, group, i % prune.shape[-1], j))
+        p, q = p[moves], q[moves]
+        kept[r, p] = False
+        kept[r, q] = True
+        pull[r] += w[r, p, None] * h[p] - w[r, q, None] * h[q]
+        prune[r, g, i] = q
+        bring[r, g, j] = p
+        crossed[r, g, i] = _crossed(w[r], h, q[:, None], bring[r, g])
+        crossed[r, g, :, j] = _crossed(w[r], h, prune[r, g], p[:, None])
+    is_worse = _errors(w, kept, h) > start
+    return torch.where(is_worse[:, None], first, kept)
+
+
+def _places(kept: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    # The columns of each group that are kept, and those that are pruned. Where groups
+    # have other counts than their neighbours, both hold more columns than that.
+    rows, columns = kept.shape
+    groups = kept.reshape(rows, columns // width, width)
+    counts = groups.sum(-1)
+    order = torch.argsort(~groups, dim=-1, stable=True)
+    order += torch.arange(0, columns, width, device=kept.device)[:, None]
+    most = int(counts.max())
+    least = int(counts.min())
+    return order[..., :most].clone(), order[..., least:].clone()
+
+
+def _at(x: Tensor, places: Tensor) -> Tensor:
+    return x.gather(1, places.flatten(1)).reshape(places.shape)
+
+
+def _crossed(w: Tensor, h: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    # 2 w_p w_q H_pq for columns of rows: places of both broadcast.
+    rows = torch.arange(len(w), device=w.device).reshape(-1, *[1] * (p.ndim - 1))
+    return 2 * w[rows, p] * w[rows, q] * h[p, q]
+
+
+def _lowest(columns: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
+    # The lowest flagged column of each row, and its place.
+    beyond = columns.max() + 1
+    lowest = torch.where(flags, columns, beyond).min(1)
+    return lowest.values, lowest.indices
+
+
+def _errors(w: Tensor, kept: Tensor, h: Tensor) -> Tensor:
+    change = w.masked_fill(kept, 0.0)
+    return (change @ h * change).sum(1)
