@@ -4,6 +4,8 @@ first.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -108,46 +110,84 @@ one_by_one(_swapped)
 
 
 def _refined(w: Tensor, kept: Tensor, h: Tensor, width: int, most: int) -> Tensor:
-    # The masks of some rows. With d = w off the mask, the error of a row is d H d'.
-    # Pruning p and bringing q back adds to it
-    #   2 w_p (d H)_p + w_p^2 H_pp - 2 w_q (d H)_q + w_q^2 H_qq - 2 w_p w_q H_pq.
-    row = torch.arange(len(w), device=w.device)
-    first = kept
-    kept = kept.clone()
+    # The masks of some rows.
     start = _errors(w, kept, h)
-    pull = w.masked_fill(kept, 0.0) @ h
-    alone = w.square() * h.diagonal()
-    prune, bring = _places(kept, width)  # columns, (rows, groups, places)
-    crossed = _crossed(w, h, prune[..., :, None], bring[..., None, :])
-    if not crossed.numel():
-        return kept
+    rows = _Rows(w, kept, h, width)
+    if not rows.crossed.numel():  # every group keeps all weights, or none
+        return rows.kept
     for _ in range(most):
-        costs = _at(alone + 2 * w * pull, prune)
-        costs = costs.masked_fill(~_at(kept, prune), torch.inf)
-        gains = _at(alone - 2 * w * pull, bring)
-        gains = gains.masked_fill(_at(kept, bring), torch.inf)
-        change = (costs[..., :, None] + gains[..., None, :]).sub_(crossed)
-        of_pruned = change.amin(-1)
-        least = of_pruned.flatten(1).amin(1)
-        moves = least < -_LEAST * start
+        swap = rows.best_swap()
+        moves = swap.change < -_LEAST * start
         if not read(moves.any()):
             break
-        p, i = _lowest(prune.flatten(1), of_pruned.flatten(1) == least[:, None])
-        group = i // prune.shape[-1]
-        others = change.flatten(1, 2)[row, i]
-        q, j = _lowest(bring[row, group], others == least[:, None])
-        # only some rows move
-        r, g, i, j = (x[moves] for x in (row, group, i % prune.shape[-1], j))
-        p, q = p[moves], q[moves]
-        kept[r, p] = False
-        kept[r, q] = True
-        pull[r] += w[r, p, None] * h[p] - w[r, q, None] * h[q]
-        prune[r, g, i] = q
-        bring[r, g, j] = p
-        crossed[r, g, i] = _crossed(w[r], h, q[:, None], bring[r, g])
-        crossed[r, g, :, j] = _crossed(w[r], h, prune[r, g], p[:, None])
-    is_worse = _errors(w, kept, h) > start
-    return torch.where(is_worse[:, None], first, kept)
+        rows.make(_Swap(*(x[moves] for x in swap)))
+    is_worse = _errors(w, rows.kept, h) > start
+    return torch.where(is_worse[:, None], kept, rows.kept)
+
+
+class _Swap(NamedTuple):
+    # One swap a row: what it adds to the row's error, the columns that it prunes and
+    # brings back, and their places in the group.
+    change: Tensor
+    row: Tensor
+    group: Tensor
+    p: Tensor
+    q: Tensor
+    place_of_p: Tensor
+    place_of_q: Tensor
+
+
+class _Rows:
+    # Rows of which weights change places. With d = w off the mask, the error of a row
+    # is d H d'. Pruning p and bringing q back adds to it
+    #   2 w_p (d H)_p + w_p^2 H_pp - 2 w_q (d H)_q + w_q^2 H_qq - 2 w_p w_q H_pq.
+
+    def __init__(self, w: Tensor, kept: Tensor, h: Tensor, width: int) -> None:
+        self.w = w
+        self.h = h
+        self.kept = kept.clone()
+        self.pull = w.masked_fill(kept, 0.0) @ h  # d H
+        self.alone = w.square() * h.diagonal()
+        # columns that are kept, and columns that are not: (rows, groups, places)
+        self.prune, self.bring = _places(kept, width)
+        self.row = torch.arange(len(w), device=w.device)
+        self.crossed = self.products(
+            self.row[:, None, None, None],
+            self.prune[..., :, None],
+            self.bring[..., None, :],
+        )
+
+    def products(self, row: Tensor, p: Tensor, q: Tensor) -> Tensor:
+        # 2 w_p w_q H_pq
+        return 2 * self.w[row, p] * self.w[row, q] * self.h[p, q]
+
+    def best_swap(self) -> _Swap:
+        costs = _at(self.alone + 2 * self.w * self.pull, self.prune)
+        gains = _at(self.alone - 2 * self.w * self.pull, self.bring)
+        costs = costs.masked_fill(~_at(self.kept, self.prune), torch.inf)
+        gains = gains.masked_fill(_at(self.kept, self.bring), torch.inf)
+        change = (costs[..., :, None] + gains[..., None, :]).sub_(self.crossed)
+        of_p = change.amin(-1).flatten(1)
+        least = of_p.amin(1)
+        p, place = _lowest(self.prune.flatten(1), of_p == least[:, None])
+        n_places = self.prune.shape[-1]
+        group = place // n_places
+        of_q = change.flatten(1, 2)[self.row, place]
+        q, place_of_q = _lowest(self.bring[self.row, group], of_q == least[:, None])
+        return _Swap(least, self.row, group, p, q, place % n_places, place_of_q)
+
+    def make(self, swap: _Swap) -> None:
+        _, row, group, p, q, i, j = swap
+        self.kept[row, p] = False
+        self.kept[row, q] = True
+        self.pull[row] += self.w[row, p, None] * self.h[p]
+        self.pull[row] -= self.w[row, q, None] * self.h[q]
+        self.prune[row, group, i] = q
+        self.bring[row, group, j] = p
+        of_q = self.products(row[:, None], q[:, None], self.bring[row, group])
+        of_p = self.products(row[:, None], self.prune[row, group], p[:, None])
+        self.crossed[row, group, i] = of_q
+        self.crossed[row, group, :, j] = of_p
 
 
 def _places(kept: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -165,12 +205,6 @@ def _places(kept: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 def _at(x: Tensor, places: Tensor) -> Tensor:
     return x.gather(1, places.flatten(1)).reshape(places.shape)
-
-
-def _crossed(w: Tensor, h: Tensor, p: Tensor, q: Tensor) -> Tensor:
-    # 2 w_p w_q H_pq for columns of rows: places of both broadcast.
-    rows = torch.arange(len(w), device=w.device).reshape(-1, *[1] * (p.ndim - 1))
-    return 2 * w[rows, p] * w[rows, q] * h[p, q]
 
 
 def _lowest(columns: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
