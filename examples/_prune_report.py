@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 COLOURS = {
     "magnitude": "#777777",
     "Wanda": "#E69F00",
+    "Wanda, swaps": "#56B4E9",
     "RIA": "#CC79A7",
     "SparseGPT": "#0072B2",
     "WoodFisher": "#009E73",

@@ -32,6 +32,7 @@ import sparsefn as sf
 METHODS = {
     "magnitude": "magnitude",
     "wanda": "Wanda",
+    "swaps": "Wanda, swaps",
     "ria": "RIA",
     "sparsegpt": "SparseGPT",
     "woodfisher": "WoodFisher",
@@ -62,6 +63,23 @@ def wanda(model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
         windows[:, :-1],
         of="square",
         chunk_size=CHUNK,
+    )
+
+
+def swaps(model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
+    """Wanda's masks, whose weights then change places inside of their output."""
+    rows = kept if kept.pattern else kept._replace(pattern=sf.patterns.row_balanced())
+
+    def refined(weight: Tensor, gram: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return weight, sf.solve.swaps(weight, gram, mask, rows.pattern)
+
+    def prune(stats: Any) -> sf.Algorithm:
+        # what Wanda prunes keeps its value until masks are final
+        first = one_shot(rows, sf.scores.wanda(stats), pruned="keep")
+        return sf.sequence(first, sf.rewrite(sf.solve.layerwise(stats, refined)))
+
+    return sf.calibration.in_order(
+        model, None, BLOCKS, prune, windows[:, :-1], chunk_size=CHUNK
     )
 
 
@@ -159,6 +177,7 @@ def prune(name: str, model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
         return by_size(model, kept)
     return {
         "wanda": wanda,
+        "swaps": swaps,
         "ria": ria,
         "sparsegpt": sparsegpt,
         "woodfisher": woodfisher,

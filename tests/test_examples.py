@@ -584,15 +584,15 @@ def test_a_trained_transformer_is_pruned_and_reported(
         )
         assert [(r["kept"], r["total"]) for r in by_level[level]] == [
             (kept, blocks)
-        ] * 10
+        ] * 12
     for seed in (0, 1):
         assert len({r["before"] for r in report["results"] if r["seed"] == seed}) == 1
     assert all(0 < r["bits"] < 9 and r["seconds"] > 0 for r in report["results"])
     lines = printed.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("zeros"))
     assert (
-        len({len(line) for line in lines[start : start + 12]}) == 1
-        and not lines[start + 12]
+        len({len(line) for line in lines[start : start + 14]}) == 1
+        and not lines[start + 14]
     )
     for results in by_level.values():
         bits = {
@@ -615,7 +615,7 @@ def test_a_trained_transformer_is_pruned_and_reported(
 
 
 @pytest.mark.parametrize(
-    "name", ["magnitude", "wanda", "ria", "sparsegpt", "woodfisher"]
+    "name", ["magnitude", "wanda", "swaps", "ria", "sparsegpt", "woodfisher"]
 )
 def test_pruning_with_data_changes_the_weights_that_it_may(
     prune: ModuleType, name: str
