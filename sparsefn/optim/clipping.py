@@ -45,7 +45,7 @@ def clip_norm(grads: Tree, max_norm: Real, masks: Tree = None) -> Tree:
         ValueError: A gradient is a DTensor, `max_norm` is out of range, or the masks do
             not fit.
 
-    The factor is that of `torch.nn.utils.clip_grad_norm_`: `max_norm / (norm + 1e-6)`,
+    The factor is as in `torch.nn.utils.clip_grad_norm_`: `max_norm / (norm + 1e-6)`,
     and 1 at most. As in torch a norm of NaN makes every entry NaN, and an infinite one
     makes finite entries 0. The norm counts as a constant where derivatives are taken.
 

@@ -1,7 +1,7 @@
 """Steps of optimizers under masks, with the bits of `optim/adam.py` and
 `optim/sgd.py`.
 
-Every operation rounds once, as those of torch do: launch with `enable_fp_fusion=False`.
+Every operation rounds once, as torch does: launch with `enable_fp_fusion=False`.
 Numbers that are 64 bits wide come as the words of float64: a float would be passed in
 32 bits.
 """

@@ -158,7 +158,7 @@ def block(
             dimension of contiguous rows, the scores of some blocks at a time where
             there are many. Its own sums may depend on threads and compilers.
         zeros: How many elements a pruned block loses, its worst: all of them, if it has
-            no more. Counts and sparsities stay those of blocks. Default: all.
+            no more. Counts and sparsities still refer to blocks. Default: all.
 
     Returns:
         The pattern.

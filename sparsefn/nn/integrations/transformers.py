@@ -71,7 +71,7 @@ class SparsityCallback(TrainerCallback):
     `Trainer` clips before the gradients are masked.
 
     Each checkpoint gets a file `sparse.pt`, and a resumed run goes on with the same
-    bits. With `load_best_model_at_end` the masks are those of the best checkpoint. An
+    bits. With `load_best_model_at_end` the masks are the best checkpoint's. An
     algorithm that trains tensors beside the weights, such as `supermask`, cannot go on
     in a new process, where the optimizer is loaded before it is attached (torch raises
     an error): call `sf.attach` before `train` for that.

@@ -391,7 +391,7 @@ def prune_part(
 
 
 class _Passes:
-    # The passes over all calls of a part. The outputs are those of the last pass.
+    # The passes over all calls of a part. The last pass gives the outputs.
     def __init__(
         self,
         part: Named,
