@@ -27,6 +27,7 @@ from sparsefn.posttraining.solve.arguments import (
     factor_in_place,
     in_one_dtype,
 )
+from sparsefn.posttraining.solve.grid import Grid, rounded
 
 # How many columns are swept together: changes of other columns reach them by products
 # of matrices.
@@ -49,6 +50,7 @@ def obs(
     pattern: Pattern | None = None,
     block: int = 128,
     damp: float = USUAL,
+    round_to: Grid | None = None,
 ) -> tuple[Tensor, Tensor]:
     """SparseGPT: prune weights and change the others, so that outputs change little.
 
@@ -73,6 +75,8 @@ def obs(
         block: Number of columns of a block, which is how far the choice of a mask looks
             ahead. Time hardly depends on it.
         damp: Share of the mean of the hessian's diagonal that is added to the diagonal.
+        round_to: Grid that kept weights are rounded to, as `sf.solve.grid(weight, 4)`
+            makes it: later columns make up for rounding, too (GPTQ). None: no rounding.
 
     Returns:
         The new weight, +0.0 where it is pruned, and its mask, both of the weight's
@@ -82,6 +86,8 @@ def obs(
     Raises:
         ValueError: Shapes do not fit, values are not finite, the hessian is singular at
             this `damp` or all zeros, counts cannot be met, or groups cross blocks.
+            `round_to` is for another number of rows, or its groups do not divide the
+            columns.
         TypeError: A dtype is not floating-point, nothing says what is kept, or a mask
             is given beside `keep` or `pattern`.
 
@@ -95,7 +101,8 @@ def obs(
     of threads products round differently, and scores that nearly tie may be ranked
     otherwise.
 
-    Frantar & Alistarh 2023, arXiv 2301.00774, algorithm 1.
+    Frantar & Alistarh 2023, arXiv 2301.00774, algorithm 1; with `round_to` sec. 3.5,
+    and GPTQ: Frantar et al. 2022, arXiv 2210.17323.
     """
     check_int("obs", "block", block, 1)
     share = check_damp("obs", damp)
@@ -110,6 +117,9 @@ def obs(
             w, dtype=torch.bool
         )
     check_alike("obs", w, h, mask, keep, pattern, block, damp)
+    if round_to is not None:
+        _check_grid(round_to, w)
+        check_alike("obs", *round_to)
     apart = not size % max(meet, 1) or len(w) <= size  # no part competes with another
 
     def among(scores: Tensor, i: int) -> Tensor:
@@ -130,13 +140,41 @@ def obs(
             w = new
         else:
             w = new.masked_fill(dead, 0.0)
-        new, kept = _swept(w, size, factor_in_place("obs", h, share), span, among)
+        grid = None if round_to is None else _grid_of(round_to, w.dtype, mine)
+        factor = factor_in_place("obs", h, share)
+        new, kept = _swept(w, size, factor, span, among, grid)
     new, kept = gathered(new.to(weight.dtype), kept)
     return new, kept
 
 
+def _check_grid(grid: Grid, w: Tensor) -> None:
+    if not isinstance(grid, Grid):
+        raise TypeError(
+            "obs: expected round_to to be a grid such as sf.solve.grid(weight, 4), got "
+            f"{type(grid).__name__}"
+        )
+    rows, groups = grid.scale.shape
+    if rows != len(w) or not groups or w.shape[1] % groups:
+        raise ValueError(
+            f"obs: expected round_to of (rows, groups) that fit a weight of "
+            f"{tuple(w.shape)}, got {rows, groups}: make it of this weight, as "
+            "sf.solve.grid(weight, 4) does"
+        )
+
+
+def _grid_of(grid: Grid, dtype: torch.dtype, rows: slice) -> Grid:
+    # The grid of some rows, in the dtype that is computed in.
+    scale = grid.scale[rows].to(dtype)
+    return grid._replace(scale=scale, zero=grid.zero[rows].to(dtype))
+
+
 def _swept(
-    w: Tensor, size: int, lower: Tensor, span: int, choose: Choose
+    w: Tensor,
+    size: int,
+    lower: Tensor,
+    span: int,
+    choose: Choose,
+    grid: Grid | None,
 ) -> tuple[Tensor, Tensor]:
     # New weights and their mask, from the factor of the reversed hessian.
     columns = len(lower)
@@ -152,6 +190,12 @@ def _swept(
     for at in rows:
         columns_of_rows = torch.empty_like(new[at].T, memory_format=plain)
         every.append(columns_of_rows.copy_(w[at].T))
+    roundings: list[_Rounding | None] = [None] * len(rows)
+    if grid is not None:
+        roundings = [
+            _rounding(x.clone(), _grid_of(grid, w.dtype, at))
+            for x, at in zip(every, rows, strict=True)
+        ]
     for a in range(0, columns, wide):
         b = min(a + wide, columns)
         # columns a to b of R, rows up to b
@@ -160,17 +204,49 @@ def _swept(
         factor.div_(-scale)
         within = factor[a:].triu(1).T.contiguous()
         parts = []
-        for x, at in zip(every, rows, strict=True):
+        for x, at, rounding in zip(every, rows, roundings, strict=True):
             due = factor[:a].T @ x[:a]
             changes = x[a:b]
             keeps = torch.empty_like(changes)
             mask = masks[at, a:b]
-            parts.append(_Columns(due, changes, keeps, mask, within, scale))
+            some_rounding = None if rounding is None else rounding.part(a, b)
+            parts.append(
+                _Columns(due, changes, keeps, mask, within, scale, some_rounding)
+            )
         _sweep(parts, _inverses(within, span), widths, span, a // span, choose)
     for changes, at in zip(every, rows, strict=True):
         new[at].copy_(changes.T)
     # -0.0 less its change is -0.0 again
-    return torch.where(masks, new.neg_().add_(w), 0.0), masks
+    new = new.neg_().add_(w)
+    if grid is not None:  # old - (old - new) may differ from new in its last bit
+        new = grid.round(new)
+    return torch.where(masks, new, 0.0), masks
+
+
+class _Rounding(NamedTuple):
+    # What rounds some columns: all tensors are (columns, out).
+    old: Tensor
+    scale: Tensor
+    zero: Tensor
+    low: int
+    high: int
+
+    def part(self, a: int, b: int) -> _Rounding:
+        return self._replace(
+            old=self.old[a:b], scale=self.scale[a:b], zero=self.zero[a:b]
+        )
+
+    def error(self, i: int, due: Tensor) -> Tensor:
+        # What rounding takes from the weights of a column, which are old - due by now.
+        now = self.old[i] - due
+        return now - rounded(now, self.scale[i], self.zero[i], self.low, self.high)
+
+
+def _rounding(old: Tensor, grid: Grid) -> _Rounding:
+    each = len(old) // grid.scale.shape[1]
+    scale = grid.scale.T.repeat_interleave(each, 0)
+    zero = grid.zero.T.repeat_interleave(each, 0)
+    return _Rounding(old, scale, zero, grid.low, grid.high)
 
 
 class _Columns(NamedTuple):
@@ -182,8 +258,10 @@ class _Columns(NamedTuple):
     mask: Tensor  # the same as (out, columns)
     factor: Tensor  # R' over minus its diagonal, with 0 on the diagonal
     scale: Tensor  # the diagonal
+    rounding: _Rounding | None
 
     def part(self, a: int, b: int) -> _Columns:
+        rounding = self.rounding
         return _Columns(
             self.due[a:b],
             self.changes[a:b],
@@ -191,6 +269,7 @@ class _Columns(NamedTuple):
             self.mask[:, a:b],
             self.factor[a:b, a:b],
             self.scale[a:b],
+            None if rounding is None else rounding.part(a, b),
         )
 
 
@@ -260,11 +339,13 @@ def _sweep(
     # them.
     for at in parts:
         before = at.changes.T
-        for due, factors, change, keeps in zip(
-            at.due, at.factor, at.changes, at.keeps, strict=True
-        ):
+        columns_of_part = zip(at.due, at.factor, at.changes, at.keeps, strict=True)
+        for i, (due, factors, change, keeps) in enumerate(columns_of_part):
             due.add_(before @ factors)
-            change.add_(keeps * due)
+            if at.rounding is None:
+                change.add_(keeps * due)
+            else:
+                change.add_(keeps * (due + at.rounding.error(i, due)))
 
 
 def _clear(x: Tensor, where: Tensor) -> None:
