@@ -14,7 +14,7 @@ from sparsefn.algorithms.reparam.gates import over_entries, sigmoid
 from sparsefn.algorithms.reparametrised import reparametrised
 from sparsefn.algorithms.supermask import supermask
 from sparsefn.core import random, schedules
-from sparsefn.core.checks import check_int, described
+from sparsefn.core.checks import check_int, check_sparsity, described, number
 from sparsefn.core.state import Algorithm, Level, Schedule, Step, Where
 from sparsefn.core.tree import Tree, leaves_of, map_with_path
 from sparsefn.core.tree.where import default_where
@@ -142,7 +142,7 @@ def movement(
 
     Sanh, Wolf and Rush 2020, arXiv 2005.07683.
     """
-    rise = _rise("movement", sparsity, steps, warmup, cooldown)
+    rise = _rise("movement", check_sparsity(sparsity), steps, warmup, cooldown)
     return supermask(rise, mode="joint", init="zeros", where=where)
 
 
@@ -359,6 +359,7 @@ def hard_concrete(
         drawn again at every step.
 
     Raises:
+        TypeError: `strength` or `weight_decay` is no number.
         ValueError: The numbers are no hard concrete distribution.
 
     The loss gets (strength + weight_decay / 2 * v^2) * P(z > 0), summed over all
@@ -375,6 +376,8 @@ def hard_concrete(
 
     Louizos, Welling and Kingma 2018, arXiv 1712.01312.
     """
+    number("strength", strength)
+    number("weight_decay", weight_decay)
     gates = reparam.hard_concrete(beta, gamma, zeta, droprate=droprate, pattern=pattern)
 
     def penalty(trained: Tree, step: Step) -> Tensor:

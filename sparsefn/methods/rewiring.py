@@ -12,7 +12,7 @@ from sparsefn.algorithms import drop_grow, iterative, static
 from sparsefn.algorithms import set as plain_set
 from sparsefn.algorithms.combine import sequence, with_terms
 from sparsefn.core import random
-from sparsefn.core.checks import check_int, described
+from sparsefn.core.checks import check_int, described, number
 from sparsefn.core.schedules import linear
 from sparsefn.core.state import Algorithm, Level, State, Step, Trigger, Where
 from sparsefn.core.tree import Tree
@@ -81,6 +81,7 @@ def deep_rewiring(
 
     Bellec, Kappel, Maass and Legenstein 2018, arXiv 1711.05136.
     """
+    number("alpha", alpha)
     draws = random.fold_in(random.key(0) if key is None else key, "noise")
 
     def tiny(state: State, grown: Tree, step: Step) -> Tree:

@@ -13,7 +13,7 @@ from sparsefn.algorithms.combine.sequence import sequence
 from sparsefn.algorithms.combine.with_terms import with_terms
 from sparsefn.algorithms.prune import gmp, iterative, one_shot
 from sparsefn.algorithms.rewrite import rewrite
-from sparsefn.core.checks import check_int, described, shown
+from sparsefn.core.checks import check_int, described, number, shown
 from sparsefn.core.schedules import as_schedule
 from sparsefn.core.state import Algorithm, Level, State, Step, Trigger, Where
 from sparsefn.core.tree import Leaves, Tree, flatten, map_with_path, wide
@@ -388,6 +388,7 @@ def proximal(
 
     Deleu and Bengio 2021, arXiv 2102.03869.
     """
+    number("strength", strength)
     size_of_step = as_schedule(rate)
 
     def step_towards_zero(

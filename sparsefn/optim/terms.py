@@ -16,7 +16,7 @@ from sparsefn._engine.numbers import Real
 from sparsefn._engine.processes import redistributed
 from sparsefn._engine.torch_limits import differentiating
 from sparsefn.core import random
-from sparsefn.core.checks import described
+from sparsefn.core.checks import described, number
 from sparsefn.core.state import State, Step, Term, Where
 from sparsefn.core.tree import Tree, flatten, map_with_path, opened, wide
 from sparsefn.core.tree.where import matching
@@ -40,7 +40,12 @@ def l1(strength: float) -> Term:
 
     Returns:
         The term, a function of (state, step).
+
+    Raises:
+        TypeError: `strength` is no number.
+        ValueError: `strength` is not finite.
     """
+    number("strength", strength)
     return lambda state, step: optree.tree_map(
         lambda w: strength * torch.sign(wide(w)), state.params
     )
@@ -60,7 +65,12 @@ def l2(strength: float) -> Term:
 
     Returns:
         The term, a function of (state, step).
+
+    Raises:
+        TypeError: `strength` is no number.
+        ValueError: `strength` is not finite.
     """
+    number("strength", strength)
     return lambda state, step: optree.tree_map(
         lambda w: strength * wide(w), state.params
     )
@@ -82,8 +92,14 @@ def pruned_decay(strength: Real) -> Term:
     Returns:
         The term, for algorithms whose pruned weights train on (`ste`).
 
+    Raises:
+        TypeError: `strength` is no number.
+        ValueError: `strength` is not finite.
+
     Zhou et al. 2021, arXiv 2102.04010, eq. 8.
     """
+
+    number("strength", strength)
 
     def leaf(w: Tensor, mask: Tensor) -> Tensor:
         return (

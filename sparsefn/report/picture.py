@@ -35,6 +35,7 @@ def braille(
         The lines of the picture, as one string.
 
     Raises:
+        TypeError: The mask is no tensor.
         ValueError: The mask has other values or is 0-d, `dims` are the same or do not
             exist, or `max_elems` is below 1.
     """
@@ -60,6 +61,11 @@ def braille(
 
 def _plane(mask: Tensor, dims: tuple[int, int]) -> Tensor:
     # The mask as a matrix of bools.
+    if not isinstance(mask, Tensor):
+        raise TypeError(
+            f"braille: expected one mask, a tensor, got {type(mask).__name__}: take it "
+            "from a tree, as in state.masks['weight']"
+        )
     if mask.ndim == 0:
         raise ValueError(
             "expected a mask of one dimension or more, got a 0-d mask: nothing is "

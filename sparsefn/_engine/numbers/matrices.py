@@ -30,8 +30,14 @@ def as_matrix(
         the matrix is (groups, outputs of one, inputs).
 
     Raises:
-        ValueError: The statistics do not fit the weight.
+        ValueError: The statistics do not fit the weight, or lack "count" or "square".
     """
+    missing = {"count", "square"} - stats.keys()
+    if missing:
+        raise ValueError(
+            f"expected {min(missing)!r} in the statistics, got {', '.join(stats)}: "
+            "make them with sf.calibration.inputs"
+        )
     count = stats["count"]
     square = stats["square"]
     shape = tuple(weight.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from sparsefn._engine.processes import is_sharded, outside
 from sparsefn.algorithms.reparam.base import Reparametrisation
-from sparsefn.core.checks import described
+from sparsefn.core.checks import described, is_number
 from sparsefn.core.schedules import as_schedule
 from sparsefn.core.state import Level, Step, everywhere
 from sparsefn.core.tree import Leaves, Tree, wide
@@ -44,6 +45,7 @@ def soft_threshold(
 
     Raises:
         TypeError: `slope` is neither a float nor a schedule.
+        ValueError: `init` is not a finite number.
 
     The gradient of s is a sum over the leaf, made by autograd: its last bits depend on
     the number of threads where the leaf has more than 32,768 rows, and of processes
@@ -51,6 +53,8 @@ def soft_threshold(
 
     Kusupati et al. 2020, arXiv 2002.03231, eq. 2.
     """
+    if not is_number(init) or not math.isfinite(init):
+        raise ValueError(f"soft_threshold: expected a finite init, got {init!r}")
     below = as_schedule(slope)
     hard = slope == 0.0 if isinstance(slope, float) else False
 
@@ -105,8 +109,8 @@ def power(alpha: float) -> Reparametrisation:
 
     Schwarz et al. 2021, arXiv 2110.00296, eq. 1.
     """
-    if not alpha >= 1:
-        raise ValueError(f"power: expected alpha >= 1, got {alpha}")
+    if not (is_number(alpha) and alpha >= 1):
+        raise ValueError(f"power: expected alpha >= 1, got {alpha!r}")
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
         return {

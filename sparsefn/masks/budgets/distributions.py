@@ -206,8 +206,8 @@ def erk(power: float = 1.0) -> Distribution:
 
     Evci et al. 2020, arXiv 1911.11134, sec. 3.
     """
-    if not math.isfinite(power):
-        raise ValueError(f"expected a finite power, got {power}")
+    if not is_number(power) or not math.isfinite(power):
+        raise ValueError(f"expected a finite power, got {power!r}")
 
     def density(shape: tuple[int, ...]) -> float:
         try:
@@ -242,6 +242,11 @@ def by_path(table: Mapping[str, float]) -> Distribution:
         ValueError: A sparsity is outside [0, 1]; when a budget is made, a glob matches
             no leaf.
     """
+    if not isinstance(table, Mapping):
+        raise TypeError(
+            "by_path: expected a dict of a sparsity for each glob, such as "
+            f"{{'head.*': 0.5}}, got {table!r}"
+        )
     for glob, sparsity in table.items():
         check_sparsity(sparsity, f"the sparsity of {glob!r}")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import Tensor
@@ -168,6 +168,8 @@ def block(
         ValueError: A size is below 1, `zeros` is outside [0, elements of a block] or
             `reduce` is unknown; when a mask is made, the tensor has fewer dimensions.
     """
+    if not _is_list(shape):
+        raise TypeError(f"expected block sizes such as (4, 4), got {shape!r}")
     box = tuple(shape)
     for size in box:
         check_int("", "block sizes", size, 1)
@@ -338,11 +340,14 @@ def row_balanced(axis: int | Sequence[int] = 0) -> Pattern:
         The pattern. An int count is a count of each row.
 
     Raises:
+        TypeError: `axis` is neither an int nor several.
         ValueError: When a mask is made, the tensor has no such axis.
 
     Lasby et al. 2024, arXiv 2305.02299.
     """
-    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    axes: tuple[Any, ...] = tuple(axis) if _is_list(axis) else (axis,)
+    for one in axes:
+        check_int("row_balanced", "axis", one)
     shown = axes[0] if len(axes) == 1 else axes
     name = f"row_balanced({f'axis={shown}' if shown else ''})"
 
@@ -351,6 +356,10 @@ def row_balanced(axis: int | Sequence[int] = 0) -> Pattern:
         return tuple(1 if i in outputs else s for i, s in enumerate(grid))
 
     return Pattern(name, _ones, group)
+
+
+def _is_list(given: object) -> TypeGuard[Sequence[int]]:
+    return isinstance(given, Sequence) and not isinstance(given, str)
 
 
 @described
