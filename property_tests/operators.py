@@ -41,6 +41,7 @@ INPUTS: Mapping[str, Sequence[tuple[Any, ...]]] = {
     ],
     "refit": [(W, HESSIAN, FLAGS, 0.01)],
     "reinterpreted": [(W, torch.int32), (NARROW, torch.int16)],
+    "swaps": [(W, HESSIAN, FLAGS, 3, 5)],
     "threefry2x32": [
         (KEY, None, 5, "uniform", torch.float32),
         (torch.stack([KEY, KEY + 1]), torch.arange(4), 4, "uniform", torch.float64),

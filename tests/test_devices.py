@@ -91,9 +91,10 @@ def copied(source: str) -> list[str]:
     return found
 
 
-# Where numbers are copied: for the CPU alone, from files, and in solvers, which wait in
-# any case.
+# Where numbers are copied: for the CPU alone, from files, in solvers, which wait in
+# any case, and where a state is made or read.
 COPIES = {
+    "algorithms/reparam/mask_choices.py",
     "_engine/leaves/buffers.py",
     "_engine/selection/tiling.py",
     "masks/patterns/places.py",

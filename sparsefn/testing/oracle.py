@@ -141,7 +141,7 @@ def _boxes(shape: Box, box: Box) -> list[list[int]]:
     return boxes
 
 
-def grid(layout: Layout, shape: Box) -> Box:
+def unit_grid(layout: Layout, shape: Box) -> Box:
     """The number of units along each dimension."""
     unit = _positive(layout.unit(shape))
     pairs = zip(shape, unit, strict=True)
@@ -154,7 +154,7 @@ def budget_shape(layout: Layout, shape: Box) -> Box:
     """
     unit = _positive(layout.unit(shape))
     found = []
-    for n, step, size in zip(grid(layout, shape), unit, shape, strict=True):
+    for n, step, size in zip(unit_grid(layout, shape), unit, shape, strict=True):
         if size == 1 or step != size:
             found.append(n)
     return tuple(found)
@@ -167,7 +167,7 @@ def unit_groups(layout: Layout, shape: Box) -> list[list[list[int]]]:
     Units that the pattern never keeps are left out.
     """
     units = _boxes(shape, _positive(layout.unit(shape)))
-    cells = grid(layout, shape)
+    cells = unit_grid(layout, shape)
     free: Sequence[bool] = [True] * len(units)
     if layout.allowed is not None:
         free = layout.allowed(cells)
@@ -189,7 +189,7 @@ def is_active(layout: Layout, kept: Sequence[bool], unit: Sequence[int]) -> bool
 def fixed(layout: Layout, shape: Box) -> int | None:
     """How many units a group of a leaf keeps, if the pattern fixes it."""
     if callable(layout.fixed):
-        return layout.fixed(grid(layout, shape))
+        return layout.fixed(unit_grid(layout, shape))
     return layout.fixed
 
 

@@ -11,7 +11,7 @@ from sparsefn.testing import oracle
 def test_units_and_groups_of_partial_blocks():
     layout = oracle.computed_layout(sf.patterns.block((2, 2)))
     assert oracle.unit_groups(layout, (3, 3)) == [[[0, 1, 3, 4], [2, 5], [6, 7], [8]]]
-    assert oracle.grid(layout, (3, 3)) == (2, 2)
+    assert oracle.unit_grid(layout, (3, 3)) == (2, 2)
     assert not oracle.computed_layout(sf.patterns.row_balanced()).ungrouped
 
 

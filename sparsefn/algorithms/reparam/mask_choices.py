@@ -15,7 +15,7 @@ from sparsefn._engine.processes import check_plain
 from sparsefn.algorithms.reparam.base import Reparametrisation
 from sparsefn.algorithms.reparam.gates import uniform_at
 from sparsefn.core import random
-from sparsefn.core.checks import described, is_number
+from sparsefn.core.checks import described, is_int, is_number
 from sparsefn.core.schedules import as_schedule
 from sparsefn.core.state import Level, Step, everywhere
 from sparsefn.core.tree import Leaves, Tree, flatten, wide
@@ -134,7 +134,7 @@ def _choices(pattern: Pattern, units: Units) -> list[list[bool]]:
     # All masks of a group of m weights, the mask that keeps the first ones first.
     n = units.fixed
     m = units.rows[1]
-    if not isinstance(n, int) or not units.single:
+    if not is_int(n) or not units.single:
         raise ValueError(
             "mask_choices: expected a pattern that keeps a fixed number of single "
             f"weights of a group, such as nm(2, 4), got {pattern}"

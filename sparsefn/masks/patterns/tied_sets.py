@@ -206,7 +206,8 @@ def tied_members(
     for name, units in pattern.sets(flatten(params)[0]).items():
         members = []
         for place in units.places:
-            numbers = torch.tensor(place.unit_numbers())  # no part of a cache
+            # no part of a cache
+            numbers = torch.tensor(place.unit_numbers(), device="cpu")
             members.append((place.path, place.dim, numbers))
         found[name] = members
     return found

@@ -180,7 +180,8 @@ def _of_rows(
 def _groups(w: Tensor, n_prune: int | None, pattern: Pattern | None) -> tuple[int, int]:
     # The width of a group, 0 for all of the weight, and how many weights each group
     # loses.
-    width, fixed = 0, None
+    width = 0
+    fixed = None
     if pattern is not None and pattern != unstructured():
         width, fixed = groups_in_rows("obs_exact", pattern, w)
     size = width or w.numel()

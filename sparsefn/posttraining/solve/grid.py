@@ -46,13 +46,13 @@ class Grid(NamedTuple):
         scale = self.scale.repeat_interleave(each, 1)
         zero = self.zero.repeat_interleave(each, 1)
         wide_weight = wide(weight)
-        return rounded(wide_weight, scale, zero, self.low, self.high).to(weight.dtype)
+        return nearest(wide_weight, scale, zero, self.low, self.high).to(weight.dtype)
 
 
-def rounded(x: Tensor, scale: Tensor, zero: Tensor, low: int, high: int) -> Tensor:
+def nearest(x: Tensor, scale: Tensor, zero: Tensor, low: int, high: int) -> Tensor:
     """`Grid.round` where scales and zeros have the shape of the weights.
 
-    >>> rounded(torch.tensor([0.6]), torch.tensor([0.5]), torch.tensor([0.0]), -2, 1)
+    >>> nearest(torch.tensor([0.6]), torch.tensor([0.5]), torch.tensor([0.0]), -2, 1)
     tensor([0.5000])
     """
     q = (torch.round(x / scale) + zero).clamp(low, high)

@@ -27,7 +27,7 @@ from sparsefn.posttraining.solve.arguments import (
     factor_in_place,
     in_one_dtype,
 )
-from sparsefn.posttraining.solve.grid import Grid, rounded
+from sparsefn.posttraining.solve.grid import Grid, nearest
 
 # How many columns are swept together: changes of other columns reach them by products
 # of matrices.
@@ -239,7 +239,7 @@ class _Rounding(NamedTuple):
     def error(self, i: int, due: Tensor) -> Tensor:
         # What rounding takes from the weights of a column, which are old - due by now.
         now = self.old[i] - due
-        return now - rounded(now, self.scale[i], self.zero[i], self.low, self.high)
+        return now - nearest(now, self.scale[i], self.zero[i], self.low, self.high)
 
 
 def _rounding(old: Tensor, grid: Grid) -> _Rounding:

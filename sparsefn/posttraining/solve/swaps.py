@@ -196,8 +196,11 @@ def _places(kept: Tensor, width: int) -> tuple[Tensor, Tensor]:
     rows, columns = kept.shape
     groups = kept.reshape(rows, columns // width, width)
     counts = groups.sum(-1)
-    order = torch.argsort(~groups, dim=-1, stable=True)
-    order += torch.arange(0, columns, width, device=kept.device)[:, None]
+    at = torch.where(
+        groups, groups.cumsum(-1) - 1, counts[..., None] + (~groups).cumsum(-1) - 1
+    )
+    column = torch.arange(columns, device=kept.device).reshape(1, -1, width)
+    order = torch.empty_like(at).scatter_(-1, at, column.expand_as(at))
     most = int(counts.max())
     least = int(counts.min())
     return order[..., :most].clone(), order[..., least:].clone()
