@@ -39,7 +39,7 @@ says otherwise
 
 {table}
 
-`ties` says which of equal weights are kept: "first" are those of the lowest index. \
+`ties` says which of equal weights are kept: "first" are the weights of the lowest index. \
 `nan` says whether NaN is pruned
 first or refused.
 

@@ -81,7 +81,7 @@ def granet(
 
     Liu et al. 2021, arXiv 2106.10404.
     """
-    fraction = check_sparsity(drop_fraction, "drop_fraction")
+    check_sparsity(drop_fraction, "drop_fraction")
     start: Init = (
         static(initial, distribution=erk(), where=where, key=key)
         if initial
@@ -93,7 +93,7 @@ def granet(
     )
     regrow = rigl(
         "current",
-        drop_fraction=cosine_decay(fraction, steps),
+        drop_fraction=cosine_decay(drop_fraction, steps),
         when=when,
         where=where,
         key=key,
