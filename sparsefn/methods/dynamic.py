@@ -62,8 +62,10 @@ def granet(
         The algorithm.
 
     Raises:
-        TypeError: `sparsity` is not a float, or `steps` not a number.
-        ValueError: `sparsity` is outside [0, 1], or `steps` not positive.
+        TypeError: `sparsity` or `drop_fraction` is not a float, or `steps` is no
+            number.
+        ValueError: `sparsity` or `drop_fraction` is outside [0, 1], or `steps` not
+            positive.
 
     Where `when` fires, the largest weights of all leaves together are kept, with a
     sparsity that rises as 1 - (1 - t)^3; then every leaf drops a fraction of its
@@ -79,6 +81,7 @@ def granet(
 
     Liu et al. 2021, arXiv 2106.10404.
     """
+    check_sparsity(drop_fraction, "drop_fraction")
     start: Init = (
         static(initial, distribution=erk(), where=where, key=key)
         if initial

@@ -13,7 +13,7 @@ from sparsefn.algorithms.combine.sequence import sequence
 from sparsefn.algorithms.combine.with_terms import with_terms
 from sparsefn.algorithms.prune import gmp, iterative, one_shot
 from sparsefn.algorithms.rewrite import rewrite
-from sparsefn.core.checks import check_int, described, shown
+from sparsefn.core.checks import check_int, described, number, shown
 from sparsefn.core.schedules import as_schedule
 from sparsefn.core.state import Algorithm, Level, State, Step, Trigger, Where
 from sparsefn.core.tree import Leaves, Tree, flatten, map_with_path, wide
@@ -371,8 +371,8 @@ def proximal(
         An algorithm that starts dense.
 
     Raises:
-        TypeError: `rate` is neither a number nor a schedule.
-        ValueError: `rate` is not finite.
+        TypeError: `rate` is neither a number nor a schedule, or `strength` no number.
+        ValueError: `rate` or `strength` is not finite.
 
     Small weights end at zero. This is gradient descent on the loss plus strength * sum
     |w|: w becomes sign(w) * max(|w| - rate * strength, 0). In group lasso it is
@@ -388,6 +388,7 @@ def proximal(
 
     Deleu and Bengio 2021, arXiv 2102.03869.
     """
+    number("strength of proximal", strength)
     size_of_step = as_schedule(rate)
 
     def step_towards_zero(
