@@ -14,10 +14,16 @@ import sparsefn as sf
 W = torch.tensor([[4.0, 3.0, 2.0, 1.0], [0.5, 0.6, 0.7, 0.8]])
 PARAMS = {"w": W, "b": torch.ones(2)}
 NAN = math.nan
+NET = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)).eval()
+GRAMS = {"w": {"count": torch.tensor(9), "gram": torch.eye(4)}}
 LEFT_OUT = (
     "; leave it out with where=lambda path, leaf: sf.default_where(path, leaf) and "
     "path not in ['w']"
 )
+
+
+def groups_of(net):
+    return sf.shrinking.groups(net, torch.ones(1, 8))
 
 
 def init(algorithm, params=PARAMS):
@@ -658,6 +664,266 @@ TABLE = {
         lambda: sf.with_terms(sf.terms.l1(0.1)),
         TypeError,
         "with_terms: expected an Algorithm, got function",
+    ),
+    "block of one int": (
+        lambda: sf.patterns.block(2),
+        TypeError,
+        "block: expected shape to be a tuple of sizes such as (4, 4), got 2",
+    ),
+    "channel of another norm": (
+        lambda: sf.patterns.channel(norm="x"),
+        TypeError,
+        "channel: expected norm to be a number, such as 1, 2 or math.inf, got 'x'",
+    ),
+    "channel of norm nan": (
+        lambda: sf.patterns.channel(norm=NAN),
+        TypeError,
+        "channel: expected norm to be a number, such as 1, 2 or math.inf, got nan",
+    ),
+    "row_balanced of a word": (
+        lambda: sf.patterns.row_balanced("x"),
+        TypeError,
+        "row_balanced: expected axis to be an int, got str",
+    ),
+    "row_balanced of a float": (
+        lambda: sf.patterns.row_balanced(1.0),
+        TypeError,
+        "row_balanced: expected axis to be an int, got float",
+    ),
+    "row_balanced of floats": (
+        lambda: sf.patterns.row_balanced((0, 1.0)),
+        TypeError,
+        "row_balanced: expected axis to be an int, got float",
+    ),
+    "transposable of one axis": (
+        lambda: sf.patterns.transposable(1, 2, axes=3),
+        TypeError,
+        "transposable: expected axes to be two ints such as (0, 1), got 3",
+    ),
+    "by_path of a number": (
+        lambda: sf.budgets.by_path(3),
+        TypeError,
+        "by_path: expected table to be a dict of a sparsity for each glob, got 3",
+    ),
+    "erk of a word": (
+        lambda: sf.budgets.erk("x"),
+        TypeError,
+        "erk: expected power to be a number, got str",
+    ),
+    "owl of a list": (
+        lambda: sf.budgets.owl([0.1]),
+        TypeError,
+        "owl: expected ratios to be a dict of a ratio for each glob, got [0.1]",
+    ),
+    "owl of words": (
+        lambda: sf.budgets.owl({"a": "x"}),
+        TypeError,
+        "owl: expected the ratio of 'a' to be a number, got 'x'",
+    ),
+    "owl of another spread": (
+        lambda: sf.budgets.owl({"a": 1.0}, spread="x"),
+        TypeError,
+        "owl: expected spread to be a number, got 'x'",
+    ),
+    "l1 of a word": (
+        lambda: sf.terms.l1("x"),
+        TypeError,
+        "expected strength of l1 to be a number or a 0-d float tensor, got str",
+    ),
+    "l1 of nan": (
+        lambda: sf.terms.l1(NAN),
+        ValueError,
+        "expected strength of l1 to be finite, got nan",
+    ),
+    "l2 of a word": (
+        lambda: sf.terms.l2("x"),
+        TypeError,
+        "expected strength of l2 to be a number or a 0-d float tensor, got str",
+    ),
+    "l2 of nan": (
+        lambda: sf.terms.l2(NAN),
+        ValueError,
+        "expected strength of l2 to be finite, got nan",
+    ),
+    "pruned_decay of a word": (
+        lambda: sf.terms.pruned_decay("x"),
+        TypeError,
+        "expected strength of pruned_decay to be a number or a 0-d float tensor, "
+        "got str",
+    ),
+    "pruned_decay of nan": (
+        lambda: sf.terms.pruned_decay(NAN),
+        ValueError,
+        "expected strength of pruned_decay to be finite, got nan",
+    ),
+    "noise of a word": (
+        lambda: sf.terms.noise("x", sf.random.key(0)),
+        TypeError,
+        "noise: expected std to be a number, got str",
+    ),
+    "penalty of a number": (
+        lambda: sf.terms.penalty(3),
+        TypeError,
+        "expected penalty's fn to be a function of (params, step), got 3",
+    ),
+    "on without a term": (
+        lambda: sf.terms.on("w", 3),
+        TypeError,
+        "expected on's term to be a function of (state, step), got 3",
+    ),
+    "str_ of a word": (
+        lambda: sf.methods.str_(init="a"),
+        TypeError,
+        "expected init of soft_threshold to be a number or a 0-d float tensor, got str",
+    ),
+    "str_ of nan": (
+        lambda: sf.methods.str_(NAN),
+        ValueError,
+        "expected init of soft_threshold to be finite, got nan",
+    ),
+    "powerprop of a word": (
+        lambda: sf.methods.powerprop(alpha="a"),
+        TypeError,
+        "power: expected alpha to be a number, got str",
+    ),
+    "hard_concrete of a word": (
+        lambda: sf.methods.hard_concrete("a"),
+        TypeError,
+        "expected strength of hard_concrete to be a number or a 0-d float tensor, "
+        "got str",
+    ),
+    "hard_concrete of another decay": (
+        lambda: sf.methods.hard_concrete(1.0, weight_decay="a"),
+        TypeError,
+        "expected weight_decay of hard_concrete to be a number or a 0-d float "
+        "tensor, got str",
+    ),
+    "hard_concrete of another beta": (
+        lambda: sf.methods.hard_concrete(1.0, beta="a"),
+        TypeError,
+        "expected beta of hard_concrete to be a number or a 0-d float tensor, got str",
+    ),
+    "hard_concrete of another gamma": (
+        lambda: sf.methods.hard_concrete(1.0, gamma="a"),
+        TypeError,
+        "expected gamma of hard_concrete to be a number or a 0-d float tensor, got str",
+    ),
+    "hard_concrete of another zeta": (
+        lambda: sf.methods.hard_concrete(1.0, zeta="a"),
+        TypeError,
+        "expected zeta of hard_concrete to be a number or a 0-d float tensor, got str",
+    ),
+    "hard_concrete of another droprate": (
+        lambda: sf.methods.hard_concrete(1.0, droprate="a"),
+        TypeError,
+        "expected droprate of hard_concrete to be a number or a 0-d float tensor, "
+        "got str",
+    ),
+    "hard_concrete without a pattern": (
+        lambda: sf.methods.hard_concrete(1.0, pattern=3),
+        TypeError,
+        "hard_concrete: expected pattern to be one such as sf.patterns.channel(1), "
+        "got int",
+    ),
+    "proximal of a word": (
+        lambda: sf.methods.proximal("a", rate=0.1),
+        TypeError,
+        "expected strength of proximal to be a number or a 0-d float tensor, got str",
+    ),
+    "deep_rewiring of a word": (
+        lambda: sf.methods.deep_rewiring(0.5, alpha="a"),
+        TypeError,
+        "expected strength of l1 to be a number or a 0-d float tensor, got str",
+    ),
+    "granet that drops all and more": (
+        lambda: sf.methods.granet(0.5, steps=10, drop_fraction=2.0),
+        ValueError,
+        "expected drop_fraction in [0, 1], got 2.0; 2.0 per cent is written 0.02",
+    ),
+    "movement to more than all": (
+        lambda: sf.methods.movement(2.0, steps=10),
+        ValueError,
+        "expected sparsity in [0, 1], got 2.0; 2.0 per cent is written 0.02",
+    ),
+    "continuous_sparsification that ends below 0": (
+        lambda: sf.methods.continuous_sparsification(steps=9, final=-1.0),
+        ValueError,
+        "expected final > 0, got -1.0",
+    ),
+    "continuous_sparsification of a word": (
+        lambda: sf.methods.continuous_sparsification(steps=9, strength="a"),
+        TypeError,
+        "expected strength to be a number or a 0-d float tensor, got str",
+    ),
+    "woodfisher without gradients": (
+        lambda: sf.methods.woodfisher(0.5, 3),
+        TypeError,
+        "expected gradients to be a tree of tensors, got int",
+    ),
+    "a picture of a number": (
+        lambda: sf.report.braille(3),
+        TypeError,
+        "braille: expected mask to be a tensor, got int",
+    ),
+    "a picture of half a row": (
+        lambda: sf.report.braille(W > 1, max_elems=0.5),
+        TypeError,
+        "expected max_elems to be an int, got float",
+    ),
+    "a config with a number for factories": (
+        lambda: sf.config.from_config(0.5, algorithms=3),
+        TypeError,
+        "from_config: expected algorithms to be a dict of factories by lower-case "
+        "name, got int",
+    ),
+    "a mask that prunes a leaf by one entry": (
+        lambda: sf.apply_masks({"w": W}, {"w": torch.tensor(False)}),
+        ValueError,
+        "expected a mask of full shape or 0-d True, got 0-d False at 'w'",
+    ),
+    "within no such group": (
+        lambda: sf.budgets.within(100, groups_of(NET), only=[5]),
+        ValueError,
+        "groups: expected numbers of the model's 1 groups, from 0, got 5",
+    ),
+    "within a group from the end": (
+        lambda: sf.budgets.within(100, groups_of(NET), only=[-1]),
+        ValueError,
+        "groups: expected numbers of the model's 1 groups, from 0, got -1",
+    ),
+    "within one number": (
+        lambda: sf.budgets.within(100, groups_of(NET), only=3),
+        TypeError,
+        "groups: expected only to be a sequence of numbers of groups, got 3",
+    ),
+    "within a group by name": (
+        lambda: sf.budgets.within(100, groups_of(NET), only=["0"]),
+        TypeError,
+        "groups: expected the number of a group to be an int, got '0'",
+    ),
+    "within groups of single weights": (
+        lambda: sf.budgets.within(
+            100, sf.shrinking.weights(NET, torch.ones(1, 8)), only=[0]
+        ),
+        ValueError,
+        "within: expected no only for sf.shrinking.weights, which have no groups, "
+        "got only=[0]; choose leaves with where",
+    ),
+    "sparsegpt without squares": (
+        lambda: update(sf.methods.sparsegpt(0.5, GRAMS, where="w"), {"w": W}),
+        ValueError,
+        "layerwise: expected 'square' in the statistics at 'w', got count, gram",
+    ),
+    "obs without squares": (
+        lambda: update(sf.methods.obs(0.5, GRAMS, where="w"), {"w": W}),
+        ValueError,
+        "layerwise: expected 'square' in the statistics at 'w', got count, gram",
+    ),
+    "output_errors without squares": (
+        lambda: sf.report.output_errors({"w": W}, {"w": W}, GRAMS),
+        ValueError,
+        "output_errors: expected 'square' in the statistics at 'w', got count, "
+        "gram: collect it",
     ),
 }
 

@@ -233,7 +233,8 @@ def from_config(
         The algorithm. Without entries nothing is sparsified.
 
     Raises:
-        TypeError: A "param_filter" is not a glob or a list of globs.
+        TypeError: `algorithms` is no dict, or a "param_filter" is not a glob or a list
+            of globs.
         ValueError: An entry has another form, key, name or level. It says where, and
             lists the known names.
 
@@ -253,6 +254,11 @@ def from_config(
     So without "update" masks change every 100 steps for "set" and "rigl", and with null
     at every step.
     """
+    if algorithms is not None and not isinstance(algorithms, Mapping):
+        raise TypeError(
+            "from_config: expected algorithms to be a dict of factories by lower-case "
+            f"name, got {type(algorithms).__name__}"
+        )
     known = _ALGORITHMS | {
         name: (make, (*_DYNAMIC, *_options(make)))
         for name, make in (algorithms or {}).items()

@@ -62,7 +62,7 @@ def granet(
         The algorithm.
 
     Raises:
-        TypeError: `sparsity` or `drop_fraction` is not a float, or `steps` not a
+        TypeError: `sparsity` or `drop_fraction` is not a float, or `steps` is no
             number.
         ValueError: `sparsity` or `drop_fraction` is outside [0, 1], or `steps` not
             positive.

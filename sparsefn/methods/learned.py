@@ -14,7 +14,13 @@ from sparsefn.algorithms.reparam.gates import over_entries, sigmoid
 from sparsefn.algorithms.reparametrised import reparametrised
 from sparsefn.algorithms.supermask import supermask
 from sparsefn.core import random, schedules
-from sparsefn.core.checks import check_int, check_sparsity, described, number
+from sparsefn.core.checks import (
+    check_int,
+    check_positive,
+    check_sparsity,
+    described,
+    number,
+)
 from sparsefn.core.state import Algorithm, Level, Schedule, Step, Where
 from sparsefn.core.tree import Tree, leaves_of, map_with_path
 from sparsefn.core.tree.where import default_where
@@ -113,7 +119,7 @@ def movement(
     ({'w': tensor([[-0.5000,  0.5000]])}, {'w': tensor([[False,  True]])})
 
     Args:
-        sparsity: The sparsity of each leaf at the end, a number or a 0-d tensor.
+        sparsity: The sparsity of each leaf at the end, a float or a 0-d tensor.
         steps: The length of the run.
         warmup: The share of all steps before the sparsity rises from 0.
         cooldown: The share of all steps after it has risen.
@@ -123,9 +129,9 @@ def movement(
         An algorithm that starts dense and trains a score beside each weight.
 
     Raises:
-        TypeError: `steps` is not an int, or `sparsity` is not a number.
+        TypeError: `steps` is not an int, or `sparsity` is not a float.
         ValueError: `steps` is below 1, `warmup` and `cooldown` leave no step, or
-            `sparsity` is not finite.
+            `sparsity` is outside [0, 1].
 
     A score starts at 0 and has the gradient gradient * weight, so that it is minus the
     sum of these products times its learning rate (eq. 3); weights have the gradient on
@@ -142,7 +148,8 @@ def movement(
 
     Sanh, Wolf and Rush 2020, arXiv 2005.07683.
     """
-    rise = _rise("movement", check_sparsity(sparsity), steps, warmup, cooldown)
+    check_sparsity(sparsity)
+    rise = _rise("movement", sparsity, steps, warmup, cooldown)
     return supermask(rise, mode="joint", init="zeros", where=where)
 
 
@@ -359,8 +366,8 @@ def hard_concrete(
         drawn again at every step.
 
     Raises:
-        TypeError: `strength` or `weight_decay` is no number.
-        ValueError: The numbers are no hard concrete distribution.
+        TypeError: A number is of another type, or `pattern` is no pattern.
+        ValueError: The numbers are no hard concrete distribution, or not finite.
 
     The loss gets (strength + weight_decay / 2 * v^2) * P(z > 0), summed over all
     weights (P is eq. 12). `sf.reparam.hard_concrete` has the gates and their limits.
@@ -376,8 +383,8 @@ def hard_concrete(
 
     Louizos, Welling and Kingma 2018, arXiv 1712.01312.
     """
-    number("strength", strength)
-    number("weight_decay", weight_decay)
+    number("strength of hard_concrete", strength)
+    number("weight_decay of hard_concrete", weight_decay)
     gates = reparam.hard_concrete(beta, gamma, zeta, droprate=droprate, pattern=pattern)
 
     def penalty(trained: Tree, step: Step) -> Tensor:
@@ -431,8 +438,9 @@ def continuous_sparsification(
         (eq. 5 to 9).
 
     Raises:
-        TypeError: `steps` is not an int.
-        ValueError: `steps` is below 1, or `init` is not finite.
+        TypeError: `steps` is not an int, or `final` or `strength` no number.
+        ValueError: `steps` is below 1, `final` is not above 0, or `strength` or `init`
+            is not finite.
 
     The ticket is `sf.settled(algorithm, state)`: weights with s > 0. To train it from
     earlier weights, give its masks to `sf.from_masks`. Gates need no weight decay in
@@ -447,6 +455,8 @@ def continuous_sparsification(
     Savarese, Silva and Maire 2020, arXiv 1912.04427.
     """
     check_int("continuous_sparsification", "steps", steps, 1)
+    check_positive("final", number("final", final))
+    number("strength", strength)
     grows = schedules.power(1.0, final ** (1 / max(steps - 1, 1)))
 
     def heat(step: Step) -> Real:

@@ -371,8 +371,8 @@ def proximal(
         An algorithm that starts dense.
 
     Raises:
-        TypeError: `rate` is neither a number nor a schedule.
-        ValueError: `rate` is not finite.
+        TypeError: `rate` is neither a number nor a schedule, or `strength` no number.
+        ValueError: `rate` or `strength` is not finite.
 
     Small weights end at zero. This is gradient descent on the loss plus strength * sum
     |w|: w becomes sign(w) * max(|w| - rate * strength, 0). In group lasso it is
@@ -388,7 +388,7 @@ def proximal(
 
     Deleu and Bengio 2021, arXiv 2102.03869.
     """
-    number("strength", strength)
+    number("strength of proximal", strength)
     size_of_step = as_schedule(rate)
 
     def step_towards_zero(

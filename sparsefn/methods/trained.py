@@ -11,7 +11,7 @@ from sparsefn.algorithms.prune import one_shot
 from sparsefn.algorithms.rewrite import rewrite
 from sparsefn.core.checks import check_sparsity, described
 from sparsefn.core.state import Algorithm, Level, Step, Trigger, Where
-from sparsefn.core.tree import Tree, flatten
+from sparsefn.core.tree import Tree, check_tree, flatten
 from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import at
 from sparsefn.masks import scores
@@ -335,7 +335,7 @@ def woodfisher(
         An algorithm that starts dense.
 
     Raises:
-        TypeError: `sparsity` is not a float.
+        TypeError: `sparsity` is not a float, or `gradients` are no tree.
         ValueError: `sparsity` is outside [0, 1], gradients lack a leaf, are of other
             shapes or not finite, `damp` is not above 0, or `block` is below 1.
 
@@ -353,6 +353,7 @@ def woodfisher(
     Singh and Alistarh 2020, arXiv 2004.14340.
     """
     check_sparsity(sparsity)
+    check_tree("gradients", gradients)
     found = flatten(gradients)[0]
 
     def pruned(

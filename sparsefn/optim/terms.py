@@ -16,7 +16,7 @@ from sparsefn._engine.numbers import Real
 from sparsefn._engine.processes import redistributed
 from sparsefn._engine.torch_limits import differentiating
 from sparsefn.core import random
-from sparsefn.core.checks import described, number
+from sparsefn.core.checks import check_call, described, is_number, number
 from sparsefn.core.state import State, Step, Term, Where
 from sparsefn.core.tree import Tree, flatten, map_with_path, opened, wide
 from sparsefn.core.tree.where import matching
@@ -42,10 +42,10 @@ def l1(strength: float) -> Term:
         The term, a function of (state, step).
 
     Raises:
-        TypeError: `strength` is no number.
-        ValueError: `strength` is not finite.
+        TypeError: `strength` is no number and no 0-d float tensor.
+        ValueError: `strength` is not finite, or a tensor is not 0-d.
     """
-    number("strength", strength)
+    number("strength of l1", strength)
     return lambda state, step: optree.tree_map(
         lambda w: strength * torch.sign(wide(w)), state.params
     )
@@ -67,10 +67,10 @@ def l2(strength: float) -> Term:
         The term, a function of (state, step).
 
     Raises:
-        TypeError: `strength` is no number.
-        ValueError: `strength` is not finite.
+        TypeError: `strength` is no number and no 0-d float tensor.
+        ValueError: `strength` is not finite, or a tensor is not 0-d.
     """
-    number("strength", strength)
+    number("strength of l2", strength)
     return lambda state, step: optree.tree_map(
         lambda w: strength * wide(w), state.params
     )
@@ -93,11 +93,12 @@ def pruned_decay(strength: Real) -> Term:
         The term, for algorithms whose pruned weights train on (`ste`).
 
     Raises:
-        TypeError: `strength` is no number.
-        ValueError: `strength` is not finite.
+        TypeError: `strength` is no number and no 0-d float tensor.
+        ValueError: `strength` is not finite, or a tensor is not 0-d.
 
     Zhou et al. 2021, arXiv 2102.04010, eq. 8.
     """
+    number("strength of pruned_decay", strength)
 
     number("strength", strength)
 
@@ -124,7 +125,11 @@ def penalty(fn: Callable[[Tree, Step], Tensor]) -> Term:
 
     Returns:
         The term, a function of (state, step).
+
+    Raises:
+        TypeError: `fn` is no function of two arguments.
     """
+    check_call("penalty's fn", fn, "params", "step")
 
     def term(state: State, step: Step) -> Tree:
         leaves, rebuild = opened(state.params)
@@ -159,9 +164,11 @@ def noise(std: float, key: Tensor) -> Term:
         The term, a function of (state, step).
 
     Raises:
-        TypeError: When the term is computed, `key` is no key.
+        TypeError: `std` is no number; when the term is computed, `key` is no key.
         ValueError: `std` is negative or NaN.
     """
+    if not isinstance(std, Tensor) and not is_number(std):
+        raise TypeError(f"noise: expected std to be a number, got {type(std).__name__}")
     if not std >= 0:
         raise ValueError(f"expected std >= 0, got {std}")
     return lambda state, step: map_with_path(
@@ -191,13 +198,15 @@ def on(where: Where, term: Term) -> Term:
         The term, which is zero on other leaves.
 
     Raises:
-        TypeError: When the term is computed, `where` is of another kind.
+        TypeError: `term` is no function of two arguments; when the term is computed,
+            `where` is of another kind.
         ValueError: When the term is computed, a glob matches no path of the trained
             tree.
 
     An l1 term on the scales of batch norms is network slimming: Liu et al. 2017,
     arXiv 1708.06519, eq. 1.
     """
+    check_call("on's term", term, "state", "step")
 
     def chosen(state: State, step: Step) -> Tree:
         leaves, rebuild = flatten(term(state, step))

@@ -79,8 +79,8 @@ def output_errors(
         TypeError: A module is given in place of its weights, `stats` are not by path,
             or `blocks` is one glob in place of a sequence.
         ValueError: The weights lack a leaf of `stats` or have another shape, statistics
-            lack "gram" or no input reached them, each with its path; or a glob matches
-            no leaf.
+            lack "gram", "count" or "square" or no input reached them, each with its
+            path; or a glob matches no leaf.
 
     With the gram G = X' X the error is sqrt(tr(D G D') / tr(W G W')) with D = W - V, in
     float64. A gram in float32 has errors of about 1e-7, so that an error below 1e-3 is
@@ -136,12 +136,13 @@ def _squares(
         raise ValueError(
             f"output_errors: expected weights of one shape at {path!r}, got {shapes}"
         )
-    if "gram" not in of:
-        got = ", ".join(of)
-        raise ValueError(
-            f"output_errors: expected 'gram' in the statistics at {path!r}, got "
-            f"{got}: collect it"
-        )
+    for name in ("gram", "count", "square"):
+        if name not in of:
+            got = ", ".join(of)
+            raise ValueError(
+                f"output_errors: expected {name!r} in the statistics at {path!r}, got "
+                f"{got}: collect it"
+            )
     if not of["count"].any():
         raise ValueError(
             f"output_errors: no data for {path!r}: no input of the calibration data "

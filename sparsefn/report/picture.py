@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sparsefn.core.checks import check_int
+
 # the bit of the dot at each place of a cell, 4 rows of 2
 _DOTS = ((1, 8), (2, 16), (4, 32), (64, 128))
 _CUT = "▒"
@@ -35,12 +37,12 @@ def braille(
         The lines of the picture, as one string.
 
     Raises:
-        TypeError: The mask is no tensor.
+        TypeError: `mask` is no tensor, or `max_elems` is not an int.
         ValueError: The mask has other values or is 0-d, `dims` are the same or do not
             exist, or `max_elems` is below 1.
     """
-    if max_elems is not None and max_elems < 1:
-        raise ValueError(f"expected max_elems >= 1, got {max_elems}")
+    if max_elems is not None:
+        check_int("", "max_elems", max_elems, 1)
     plane = _plane(mask, dims)
     rows, columns = plane.shape
     shown = plane[:max_elems, :max_elems]
@@ -63,8 +65,7 @@ def _plane(mask: Tensor, dims: tuple[int, int]) -> Tensor:
     # The mask as a matrix of bools.
     if not isinstance(mask, Tensor):
         raise TypeError(
-            f"braille: expected one mask, a tensor, got {type(mask).__name__}: take it "
-            "from a tree, as in state.masks['weight']"
+            f"braille: expected mask to be a tensor, got {type(mask).__name__}"
         )
     if mask.ndim == 0:
         raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from sparsefn.core.checks import as_int
 from sparsefn.masks.budgets import UnitCosts
 from sparsefn.masks.patterns import Pattern, tied
 from sparsefn.nn.modules import computed_from, inner_module
@@ -215,6 +216,7 @@ class Groups:
             first leaf.
 
         Raises:
+            TypeError: `only` is no sequence, or a number is not an int.
             ValueError: There is no group to prune, or none of such a number.
         """
         chosen = self._chosen(only)
@@ -232,10 +234,16 @@ class Groups:
 
     def _chosen(self, only: Sequence[int] | None) -> list[int]:
         if only is not None:
+            if isinstance(only, str) or not isinstance(only, Iterable):
+                raise TypeError(
+                    "groups: expected only to be a sequence of numbers of groups, got "
+                    f"{only!r}"
+                )
             return list(only)
         return [i for i, group in enumerate(self.groups) if group.preferred]
 
     def _group(self, i: int) -> Group:
+        i = as_int("groups", "the number of a group", i)
         if not 0 <= i < len(self.groups):
             raise ValueError(
                 f"groups: expected numbers of the model's {len(self)} groups, from 0, "
@@ -375,7 +383,7 @@ class Groups:
         known = self.analysis.parameters
         names: dict[str, int] = {}
         for i in self._chosen(only):
-            leaves = [member.leaf for member in self.groups[i].members]
+            leaves = [member.leaf for member in self._group(i).members]
             first = next(leaf for leaf in leaves if leaf in known)
             name = first
             number = 1

@@ -421,6 +421,11 @@ class Weights(NamedTuple):
     ) -> UnitCosts:
         """The cost of the model by how many weights of each parameter are not zero."""
         check_unit(unit, bits, compressed)
+        if only is not None:
+            raise ValueError(
+                "within: expected no only for sf.shrinking.weights, which have no "
+                f"groups, got only={only!r}; choose leaves with where"
+            )
         if unit == "bytes" and not compressed:
             raise ValueError(
                 "weights that are zero take as many bytes as others: say "

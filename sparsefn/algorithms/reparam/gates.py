@@ -10,7 +10,7 @@ from torch import Tensor
 from sparsefn._engine.processes import check_plain, outside
 from sparsefn.algorithms.reparam.base import Reparametrisation
 from sparsefn.core import random
-from sparsefn.core.checks import check_trigger, described, is_number
+from sparsefn.core.checks import check_trigger, described, is_number, number
 from sparsefn.core.schedules import as_schedule
 from sparsefn.core.state import Level, Step, Trigger, everywhere
 from sparsefn.core.tree import Leaves, Tree, choose, wide
@@ -66,6 +66,7 @@ def hard_concrete(
         `{"latent": {path: v}, "gate": {path: log alpha}}`.
 
     Raises:
+        TypeError: A number is of another type, or `pattern` is no pattern.
         ValueError: beta <= 0, gamma and zeta do not lie outside [0, 1], droprate is
             outside (0, 1), or, with a pattern of larger units, a leaf is a DTensor.
 
@@ -79,6 +80,12 @@ def hard_concrete(
     Louizos et al. 2018, arXiv 1712.01312, eqs. 10 to 13.
     """
     _check_stretch("hard_concrete", beta, gamma, zeta)
+    number("droprate of hard_concrete", droprate)
+    if not isinstance(pattern, Pattern):
+        raise TypeError(
+            "hard_concrete: expected pattern to be one such as sf.patterns.channel(1), "
+            f"got {type(pattern).__name__}"
+        )
     if not 0 < droprate < 1:
         raise ValueError(f"hard_concrete: expected 0 < droprate < 1, got {droprate}")
     start_at = math.log((1 - droprate) / droprate)
@@ -213,6 +220,8 @@ def chance_kept(
 
 
 def _check_stretch(call: str, beta: float, gamma: float, zeta: float) -> None:
+    for name, value in (("beta", beta), ("gamma", gamma), ("zeta", zeta)):
+        number(f"{name} of {call}", value)
     if not beta > 0:
         raise ValueError(f"{call}: expected beta > 0, got {beta}")
     if not (gamma < 0 and zeta > 1):

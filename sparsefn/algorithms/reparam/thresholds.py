@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsefn._engine.processes import is_sharded, outside
 from sparsefn.algorithms.reparam.base import Reparametrisation
-from sparsefn.core.checks import described, is_number
+from sparsefn.core.checks import described, is_number, number
 from sparsefn.core.schedules import as_schedule
 from sparsefn.core.state import Level, Step, everywhere
 from sparsefn.core.tree import Leaves, Tree, wide
@@ -44,8 +44,8 @@ def soft_threshold(
         weight decay in the optimizer moves s.
 
     Raises:
-        TypeError: `slope` is neither a float nor a schedule.
-        ValueError: `init` is not a finite number.
+        TypeError: `slope` is neither a float nor a schedule, or `init` no number.
+        ValueError: `init` is not finite.
 
     The gradient of s is a sum over the leaf, made by autograd: its last bits depend on
     the number of threads where the leaf has more than 32,768 rows, and of processes
@@ -53,8 +53,7 @@ def soft_threshold(
 
     Kusupati et al. 2020, arXiv 2002.03231, eq. 2.
     """
-    if not is_number(init) or not math.isfinite(init):
-        raise ValueError(f"soft_threshold: expected a finite init, got {init!r}")
+    number("init of soft_threshold", init)
     below = as_schedule(slope)
     hard = slope == 0.0 if isinstance(slope, float) else False
 
@@ -105,12 +104,17 @@ def power(alpha: float) -> Reparametrisation:
         Reparametrisation with one tree of latents by path, "latent" (v).
 
     Raises:
-        ValueError: `alpha` is below 1.
+        TypeError: `alpha` is no number.
+        ValueError: `alpha` is below 1 or NaN.
 
     Schwarz et al. 2021, arXiv 2110.00296, eq. 1.
     """
-    if not (is_number(alpha) and alpha >= 1):
-        raise ValueError(f"power: expected alpha >= 1, got {alpha!r}")
+    if not isinstance(alpha, Tensor) and not is_number(alpha):
+        raise TypeError(
+            f"power: expected alpha to be a number, got {type(alpha).__name__}"
+        )
+    if not alpha >= 1:
+        raise ValueError(f"power: expected alpha >= 1, got {alpha}")
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
         return {

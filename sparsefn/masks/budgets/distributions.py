@@ -201,13 +201,18 @@ def erk(power: float = 1.0) -> Distribution:
         dense, and the other leaves share the rest.
 
     Raises:
+        TypeError: `power` is not a number.
         ValueError: `power` is not finite; when a budget is made, a leaf has fewer than
             2 dimensions, or a density overflows.
 
     Evci et al. 2020, arXiv 1911.11134, sec. 3.
     """
-    if not is_number(power) or not math.isfinite(power):
-        raise ValueError(f"expected a finite power, got {power!r}")
+    if not is_number(power):
+        raise TypeError(
+            f"erk: expected power to be a number, got {type(power).__name__}"
+        )
+    if not math.isfinite(power):
+        raise ValueError(f"expected a finite power, got {power}")
 
     def density(shape: tuple[int, ...]) -> float:
         try:
@@ -238,14 +243,14 @@ def by_path(table: Mapping[str, float]) -> Distribution:
         The distribution. Other leaves get the algorithm's own sparsity.
 
     Raises:
-        TypeError: A sparsity is not a float.
+        TypeError: `table` is no dict, or a sparsity is not a float.
         ValueError: A sparsity is outside [0, 1]; when a budget is made, a glob matches
             no leaf.
     """
     if not isinstance(table, Mapping):
         raise TypeError(
-            "by_path: expected a dict of a sparsity for each glob, such as "
-            f"{{'head.*': 0.5}}, got {table!r}"
+            "by_path: expected table to be a dict of a sparsity for each glob, got "
+            f"{table!r}"
         )
     for glob, sparsity in table.items():
         check_sparsity(sparsity, f"the sparsity of {glob!r}")
@@ -283,22 +288,30 @@ def owl(ratios: Mapping[str, float], spread: float = 0.08) -> Distribution:
         Leaves of all blocks need not be given at once.
 
     Raises:
-        TypeError: `ratios` is no dict, or empty.
-        ValueError: A ratio is not finite, or `spread` outside [0, 0.5]; when a budget
-            is made, no glob matches a leaf, or a block would keep less than nothing or
-            more than all.
+        TypeError: `ratios` is no dict, or a ratio or `spread` is no number.
+        ValueError: `ratios` is empty, a ratio is not finite, or `spread` is outside
+            [0, 0.5]; when a budget is made, no glob matches a leaf, or a block would
+            keep less than nothing or more than all.
 
     Yin et al. 2023, arXiv 2310.05175, sec. 3.
     """
-    if not isinstance(ratios, Mapping) or not ratios:
+    if not isinstance(ratios, Mapping):
         raise TypeError(
             "owl: expected ratios to be a dict of a ratio for each glob, got "
             f"{ratios!r}"
         )
+    if not ratios:
+        raise ValueError("owl: expected a ratio for one glob or more, got {}")
     for glob, ratio in ratios.items():
-        if not is_number(ratio) or not math.isfinite(ratio):
+        if not is_number(ratio):
+            raise TypeError(
+                f"owl: expected the ratio of {glob!r} to be a number, got {ratio!r}"
+            )
+        if not math.isfinite(ratio):
             raise ValueError(f"owl: expected a finite ratio of {glob!r}, got {ratio!r}")
-    if not is_number(spread) or not 0.0 <= spread <= 0.5:
+    if not is_number(spread):
+        raise TypeError(f"owl: expected spread to be a number, got {spread!r}")
+    if not 0.0 <= spread <= 0.5:
         raise ValueError(f"owl: expected spread in [0, 0.5], got {spread!r}")
     low = min(ratios.values())
     high = max(ratios.values())

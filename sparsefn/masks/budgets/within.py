@@ -180,7 +180,7 @@ def within(
             weight of the leaves that lose some, as `sf.checkpoint.compress` stores
             them. Single weights need it.
         only: The numbers of the groups that may lose units, as in
-            `groups.pattern(only)`. Single weights ignore it.
+            `groups.pattern(only)`. Single weights have no groups.
 
     Returns:
         The distribution. The sparsity of an algorithm is how far on the way to the
@@ -192,7 +192,8 @@ def within(
     Raises:
         TypeError: `limit` is no number, or `model` is neither of the two.
         ValueError: `limit` cannot be met (the text has the least cost), `unit` or
-            `prefer` is unknown or does not fit, or leaves have other sizes.
+            `prefer` is unknown or does not fit, `only` has a number of no group or is
+            given for single weights, or leaves have other sizes.
 
     All is deterministic: the common bound is the highest that fits, then units are
     added one by one in the order of `prefer` until none fits.

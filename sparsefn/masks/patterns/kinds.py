@@ -15,7 +15,7 @@ from sparsefn._engine.selection import Counts, Entry, tiles
 from sparsefn._engine.sums import Box as Box
 from sparsefn._engine.sums import Pooling, Reduction
 from sparsefn._engine.transforms import concrete
-from sparsefn.core.checks import check_int, described
+from sparsefn.core.checks import check_int, described, is_number
 from sparsefn.core.tree import Leaves
 from sparsefn.masks.patterns.units import Grids, units_of_leaves
 from sparsefn.masks.patterns.units import Pattern as Pattern
@@ -164,12 +164,15 @@ def block(
         The pattern.
 
     Raises:
-        TypeError: A size or `zeros` is not an int.
+        TypeError: `shape` is not a sequence, or a size or `zeros` is not an int.
         ValueError: A size is below 1, `zeros` is outside [0, elements of a block] or
             `reduce` is unknown; when a mask is made, the tensor has fewer dimensions.
     """
-    if not _is_list(shape):
-        raise TypeError(f"expected block sizes such as (4, 4), got {shape!r}")
+    if not isinstance(shape, Sequence) or isinstance(shape, str):
+        raise TypeError(
+            "block: expected shape to be a tuple of sizes such as (4, 4), got "
+            f"{shape!r}"
+        )
     box = tuple(shape)
     for size in box:
         check_int("", "block sizes", size, 1)
@@ -217,11 +220,16 @@ def channel(axis: int = 0, norm: float = 1, groups: int = 1) -> Pattern:
         The pattern.
 
     Raises:
-        TypeError: `axis` or `groups` is not an int.
+        TypeError: `axis` or `groups` is not an int, or `norm` is NaN or no number.
         ValueError: `groups` is below 1; when a mask is made, the axis is missing or not
             divisible by `groups`.
     """
     check_int("", "axis", axis)
+    if not is_number(norm) or math.isnan(norm):
+        raise TypeError(
+            "channel: expected norm to be a number, such as 1, 2 or math.inf, got "
+            f"{norm!r}"
+        )
     name = f"channel(axis={axis}, norm={norm}" + (
         ")" if groups == 1 else f", groups={groups})"
     )
@@ -340,12 +348,15 @@ def row_balanced(axis: int | Sequence[int] = 0) -> Pattern:
         The pattern. An int count is a count of each row.
 
     Raises:
-        TypeError: `axis` is neither an int nor several.
+        TypeError: An axis is not an int.
         ValueError: When a mask is made, the tensor has no such axis.
 
     Lasby et al. 2024, arXiv 2305.02299.
     """
-    axes: tuple[Any, ...] = tuple(axis) if _is_list(axis) else (axis,)
+    if isinstance(axis, Sequence) and not isinstance(axis, str):
+        axes = tuple(axis)
+    else:
+        axes = (axis,)
     for one in axes:
         check_int("row_balanced", "axis", one)
     shown = axes[0] if len(axes) == 1 else axes
@@ -482,6 +493,10 @@ def transposable(n: int, m: int, axes: Sequence[int] = (0, 1)) -> Pattern:
     check_int("transposable", "n", n, 0)
     if n > m:
         raise ValueError(f"transposable: expected n <= m, got n={n}, m={m}")
+    if not isinstance(axes, Sequence) or isinstance(axes, str):
+        raise TypeError(
+            f"transposable: expected axes to be two ints such as (0, 1), got {axes!r}"
+        )
     pair = tuple(axes)
     for axis in pair:
         check_int("transposable", "axes", axis)

@@ -46,7 +46,7 @@ def layerwise(
 
     Raises:
         ValueError: On a call, the leaf has no statistics, or has statistics of no input
-            or without "gram", or `fn` raises it. The text names the path.
+            or without "gram" or "square", or `fn` raises it. The text names the path.
         TypeError: `stats` are no statistics by path, or `fn` is no function of three
             arguments.
     """
@@ -63,11 +63,12 @@ def layerwise(
             raise ValueError(
                 f"layerwise: no data for the leaf {path!r}, but for {len(stats)} others"
             )
-        if "gram" not in stats[path]:
-            raise ValueError(
-                f"layerwise: expected 'gram' in the statistics at {path!r}, got "
-                f"{', '.join(stats[path])}"
-            )
+        for name in ("gram", "square"):
+            if name not in stats[path]:
+                raise ValueError(
+                    f"layerwise: expected {name!r} in the statistics at {path!r}, got "
+                    f"{', '.join(stats[path])}"
+                )
         if path in unreached:
             raise ValueError(f"layerwise: no data for the leaf {path!r}: {UNREACHED}")
         try:

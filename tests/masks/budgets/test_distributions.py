@@ -456,8 +456,7 @@ def test_owl_refuses_what_it_cannot_meet():
     ):
         owl({"c": (4, 4)}, 0.5)
     with pytest.raises(
-        TypeError,
-        match="owl: expected ratios to be a dict of a ratio for each glob, got {}",
+        ValueError, match="owl: expected a ratio for one glob or more, got {}"
     ):
         sf.budgets.owl({})
     with pytest.raises(
