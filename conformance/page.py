@@ -39,8 +39,8 @@ says otherwise
 
 {table}
 
-`ties` says which of equal weights are kept: "first" are the weights of the lowest index. \
-`nan` says whether NaN is pruned
+`ties` says which of equal weights are kept: "first" are the weights of the lowest \
+index. `nan` says whether NaN is pruned
 first or refused.
 
 ## Versions

@@ -100,8 +100,6 @@ def pruned_decay(strength: Real) -> Term:
     """
     number("strength of pruned_decay", strength)
 
-    number("strength", strength)
-
     def leaf(w: Tensor, mask: Tensor) -> Tensor:
         return (
             torch.where(mask, 0.0, strength * wide(w))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeGuard
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -367,10 +367,6 @@ def row_balanced(axis: int | Sequence[int] = 0) -> Pattern:
         return tuple(1 if i in outputs else s for i, s in enumerate(grid))
 
     return Pattern(name, _ones, group)
-
-
-def _is_list(given: object) -> TypeGuard[Sequence[int]]:
-    return isinstance(given, Sequence) and not isinstance(given, str)
 
 
 @described
