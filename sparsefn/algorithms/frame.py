@@ -40,6 +40,7 @@ from sparsefn.core.state import (
     Trigger,
     UncheckedUpdate,
     Where,
+    apply_masks,
     check_score,
     everywhere,
     inside,
@@ -292,7 +293,7 @@ class MaskRecipe(NamedTuple):
                 params, rule, self.where, self.init, self.goal, seed, allowed
             )
             memory.check_rows(rule.pattern, sparse_leaves(State(params, masks))[0])
-            kept = inside(masks, params) if memory.pruned == "zero" else params
+            kept = apply_masks(params, masks) if memory.pruned == "zero" else params
             support = everywhere(params) if memory.pruned == "train" else ()
             return State(
                 kept,

@@ -11,19 +11,13 @@ from torch import Tensor
 
 from sparsefn._engine.draws import drawn_leaves
 from sparsefn._engine.processes import laid_like
+from sparsefn._engine.transforms import concrete
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.memory import Scores
 from sparsefn.algorithms.unit_table import full, unit_table
 from sparsefn.core import random
 from sparsefn.core.checks import check_call, fraction_at
-from sparsefn.core.state import (
-    Algorithm,
-    Schedule,
-    Where,
-    check_given,
-    check_masks,
-    masks_tree,
-)
+from sparsefn.core.state import Algorithm, Schedule, Where, check_masks, masks_tree
 from sparsefn.core.tree import Leaves, Tree, flatten
 from sparsefn.core.tree.originals import check_weights
 from sparsefn.masks import checkerboard
@@ -36,6 +30,15 @@ Named = Literal[
 # name is no tree to a type checker.
 Given = Mapping[str, Tree] | list[Tree] | tuple[Tree, ...] | Tensor
 Init = Named | Algorithm | Callable[[Tree], Tree] | Given
+
+
+def check_given(masks: Tree) -> None:
+    """Raise for a masks tree that would prune a whole leaf by one entry."""
+    for path, mask in flatten(masks)[0].items():
+        if isinstance(mask, Tensor) and mask.ndim == 0 and concrete(mask) is False:
+            raise ValueError(
+                f"expected a mask of full shape or 0-d True, got 0-d False at {path!r}"
+            )
 
 
 def own_masks(masks: Tree, params: Tree) -> Tree:

@@ -7,7 +7,7 @@ from torch import Tensor
 from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.frame import Decision, MaskRecipe, framed, own_params
 from sparsefn.algorithms.memory import Memory, Pruned
-from sparsefn.algorithms.start import Init, own_masks
+from sparsefn.algorithms.start import Init, check_given, own_masks
 from sparsefn.algorithms.unit_table import UnitTable
 from sparsefn.core.checks import described
 from sparsefn.core.state import (
@@ -17,7 +17,6 @@ from sparsefn.core.state import (
     Step,
     Where,
     apply_masks,
-    check_given,
     everywhere,
 )
 from sparsefn.core.tree import Tree

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from sparsefn._engine.leaves import leafwise
 from sparsefn._engine.torch_limits import replaceable
-from sparsefn._engine.transforms import concrete
 from sparsefn.core.checks import Level as Level
 from sparsefn.core.checks import Made, check_call
 from sparsefn.core.checks import Schedule as Schedule
@@ -204,22 +203,11 @@ def apply_masks(tree: Tree, masks: Tree) -> Tree:
         multiplied: -0.0, NaN and inf off the mask become +0.0.
 
     Raises:
-        ValueError: The structures differ, a mask has another shape, or is a 0-d False
-            on a CPU.
+        ValueError: The structures differ, or a mask has another shape.
         TypeError: A mask is not bool.
     """
     check_masks(masks, tree)
-    check_given(masks)
     return inside(masks, tree)
-
-
-def check_given(masks: Tree) -> None:
-    """Raise for a masks tree that would prune a whole leaf by one entry."""
-    for path, mask in flatten(masks)[0].items():
-        if isinstance(mask, Tensor) and mask.ndim == 0 and concrete(mask) is False:
-            raise ValueError(
-                f"expected a mask of full shape or 0-d True, got 0-d False at {path!r}"
-            )
 
 
 def check_masks(masks: Tree, params: Tree) -> None:
@@ -263,8 +251,7 @@ def effective(state: State) -> Tree:
             "effective: expected a State, as algorithm.init(params) gives it, got "
             f"{got}"
         )
-    check_masks(state.masks, state.params)
-    return inside(state.masks, state.params)
+    return apply_masks(state.params, state.masks)
 
 
 def _put(state: State, params: Tree) -> State:

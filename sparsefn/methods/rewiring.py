@@ -81,7 +81,7 @@ def deep_rewiring(
 
     Bellec, Kappel, Maass and Legenstein 2018, arXiv 1711.05136.
     """
-    number("alpha", alpha)
+    number("alpha of deep_rewiring", alpha)
     draws = random.fold_in(random.key(0) if key is None else key, "noise")
 
     def tiny(state: State, grown: Tree, step: Step) -> Tree:

@@ -6,14 +6,13 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparsefn.core.checks import as_int
 from sparsefn.masks.budgets import UnitCosts
 from sparsefn.masks.patterns import Pattern, tied
 from sparsefn.nn.modules import computed_from, inner_module
@@ -212,8 +211,7 @@ class Groups:
                 `sf.patterns.tied`.
 
         Returns:
-            An `sf.patterns.tied` pattern, whose sets are the groups, each named by its
-            first leaf.
+            An `sf.patterns.tied` pattern of the groups, each named by its first leaf.
 
         Raises:
             TypeError: `only` is no sequence, or a number is not an int.
@@ -243,7 +241,10 @@ class Groups:
         return [i for i, group in enumerate(self.groups) if group.preferred]
 
     def _group(self, i: int) -> Group:
-        i = as_int("groups", "the number of a group", i)
+        if not isinstance(i, SupportsIndex):
+            raise TypeError(
+                f"groups: expected the number of a group to be an int, got {i!r}"
+            )
         if not 0 <= i < len(self.groups):
             raise ValueError(
                 f"groups: expected numbers of the model's {len(self)} groups, from 0, "
