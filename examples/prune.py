@@ -54,7 +54,7 @@ def by_size(model: nn.Module, kept: Kept) -> sf.State:
 
 def wanda(model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
     """Weights count with their inputs, and compete inside of their output."""
-    rows = kept if kept.pattern else kept._replace(pattern=sf.patterns.row_balanced())
+    rows = in_rows(kept)
     return sf.calibration.in_order(
         model,
         None,
@@ -68,7 +68,7 @@ def wanda(model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
 
 def swaps(model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
     """Wanda's masks, whose weights then change places inside of their output."""
-    rows = kept if kept.pattern else kept._replace(pattern=sf.patterns.row_balanced())
+    rows = in_rows(kept)
 
     def refined(weight: Tensor, gram: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         return weight, sf.solve.swaps(weight, gram, mask, rows.pattern)
@@ -154,6 +154,13 @@ def loss(model: nn.Module, params: Any, windows: Tensor) -> Tensor:
     """The mean over the characters of some windows."""
     logits = sf.modules.call(model, params, windows[:, :-1], partial=True)
     return functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+
+
+def in_rows(kept: Kept) -> Kept:
+    """The same sparsity or N:M, with weights that compete inside of their output."""
+    if kept.pattern is not None:
+        return kept
+    return kept._replace(pattern=sf.patterns.row_balanced())
 
 
 def one_shot(kept: Kept, score: Any, **options: Any) -> sf.Algorithm:

@@ -17,6 +17,7 @@ from sparsefn.core.checks.checks import (
     check_whole,
     is_int,
     is_number,
+    is_sequence,
     number,
     numbers,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -91,6 +91,16 @@ def check_step(step: Step) -> Step:
         # as_tensor would compile again for every step
         return torch.full((), step, dtype=torch.int64, device="cpu")
     return step
+
+
+def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether the value is a list, a tuple or the like; a string is not.
+
+    >>> from sparsefn.core.checks import checks
+    >>> checks.is_sequence((0, 1)), checks.is_sequence("01"), checks.is_sequence(0)
+    (True, False, False)
+    """
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def is_int(value: object) -> TypeGuard[int]:

@@ -15,7 +15,7 @@ from sparsefn._engine.selection import Counts, Entry, tiles
 from sparsefn._engine.sums import Box as Box
 from sparsefn._engine.sums import Pooling, Reduction
 from sparsefn._engine.transforms import concrete
-from sparsefn.core.checks import check_int, described, is_number
+from sparsefn.core.checks import check_int, described, is_number, is_sequence
 from sparsefn.core.tree import Leaves
 from sparsefn.masks.patterns.units import Grids, units_of_leaves
 from sparsefn.masks.patterns.units import Pattern as Pattern
@@ -168,7 +168,7 @@ def block(
         ValueError: A size is below 1, `zeros` is outside [0, elements of a block] or
             `reduce` is unknown; when a mask is made, the tensor has fewer dimensions.
     """
-    if not isinstance(shape, Sequence) or isinstance(shape, str):
+    if not is_sequence(shape):
         raise TypeError(
             "block: expected shape to be a tuple of sizes such as (4, 4), got "
             f"{shape!r}"
@@ -353,7 +353,7 @@ def row_balanced(axis: int | Sequence[int] = 0) -> Pattern:
 
     Lasby et al. 2024, arXiv 2305.02299.
     """
-    if isinstance(axis, Sequence) and not isinstance(axis, str):
+    if is_sequence(axis):
         axes = tuple(axis)
     else:
         axes = (axis,)
@@ -489,7 +489,7 @@ def transposable(n: int, m: int, axes: Sequence[int] = (0, 1)) -> Pattern:
     check_int("transposable", "n", n, 0)
     if n > m:
         raise ValueError(f"transposable: expected n <= m, got n={n}, m={m}")
-    if not isinstance(axes, Sequence) or isinstance(axes, str):
+    if not is_sequence(axes):
         raise TypeError(
             f"transposable: expected axes to be two ints such as (0, 1), got {axes!r}"
         )

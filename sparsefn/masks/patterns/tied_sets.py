@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeAlias, TypeGuard
+from typing import NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from sparsefn._engine.processes import check_plain
 from sparsefn._engine.sums import Box
 from sparsefn._engine.transforms import Array, at_compile_time, concrete, known
-from sparsefn.core.checks import check_int, described, is_int, shown
+from sparsefn.core.checks import check_int, described, is_int, is_sequence, shown
 from sparsefn.core.state import Where
 from sparsefn.core.tree import Leaves, Tree, flatten
 from sparsefn.core.tree.originals import check_weights
@@ -139,12 +139,12 @@ def tied(members: Members, reduce: Reduce = "mean") -> TiedPattern:
     `sf.shrinking.groups(model, example)` finds the sets of a whole model, and
     `sf.shrink(model, state, example)` removes the units that are pruned.
     """
-    if not _is_list(members):
+    if not is_sequence(members):
         raise TypeError(
             f"tied: expected a list of members [glob, dim], got {shown(members)}"
         )
     several = bool(members) and all(
-        _is_list(one) and len(one) > 0 and _is_list(one[0]) for one in members
+        is_sequence(one) and len(one) > 0 and is_sequence(one[0]) for one in members
     )
     families = tuple(
         tuple(map(_member, family)) for family in (members if several else [members])
@@ -213,12 +213,8 @@ def tied_members(
     return found
 
 
-def _is_list(given: object) -> TypeGuard[Sequence[Any]]:
-    return isinstance(given, Sequence) and not isinstance(given, str)
-
-
 def _as_lists(given: object) -> object:
-    if _is_list(given):
+    if is_sequence(given):
         return [_as_lists(one) for one in given]
     return given
 
@@ -227,7 +223,7 @@ def _member(given: object) -> Member:
     wanted = (
         f"tied: expected members such as ['*.up_proj.weight', 0], got {shown(given)}"
     )
-    if not _is_list(given) or not 2 <= len(given) <= 4:
+    if not is_sequence(given) or not 2 <= len(given) <= 4:
         raise TypeError(
             f"{wanted}: a glob, a dimension, and perhaps a block and the number of "
             "parts"
@@ -235,7 +231,7 @@ def _member(given: object) -> Member:
     if not isinstance(given[0], str):
         raise TypeError(f"{wanted}, whose first entry is no glob")
     check_int("tied", "the dimension of a member", given[1])
-    if len(given) == 3 and _is_list(given[2]):
+    if len(given) == 3 and is_sequence(given[2]):
         return given[0], given[1], _numbers(given[2]), 1
     for what, size in zip(("block", "parts"), given[2:], strict=False):
         check_int("tied", f"the {what} of a member", size, 1)

@@ -13,7 +13,7 @@ from sparsefn._engine.leaves import zeroed
 from sparsefn._engine.processes import check_alike, gathered, own
 from sparsefn._engine.selection import best_of_columns
 from sparsefn._engine.transforms import concrete
-from sparsefn.core.checks import check_int, check_sparsity, is_int, n_kept
+from sparsefn.core.checks import check_int, check_sparsity, is_int, is_sequence, n_kept
 from sparsefn.masks.budgets.distributions import apportion
 from sparsefn.masks.patterns.kinds import Pattern
 from sparsefn.masks.patterns.tied_sets import TiedPattern
@@ -116,10 +116,9 @@ def obs(
         return torch.zeros_like(w, dtype=weight.dtype), torch.zeros_like(
             w, dtype=torch.bool
         )
-    check_alike("obs", w, h, mask, keep, pattern, block, damp)
     if round_to is not None:
         _check_grid(round_to, w)
-        check_alike("obs", *round_to)
+    check_alike("obs", w, h, mask, keep, pattern, block, damp, *(round_to or ()))
     apart = not size % max(meet, 1) or len(w) <= size  # no part competes with another
 
     def among(scores: Tensor, i: int) -> Tensor:
@@ -462,7 +461,7 @@ def _are_single(units: Units) -> bool:
 def _counts(keep: Keep, sizes: list[int]) -> list[int]:
     # How many entries each block keeps, of as many as it has.
     total = sum(sizes)
-    if isinstance(keep, Sequence) and not isinstance(keep, str):
+    if is_sequence(keep):
         counts = list(keep)
         if len(counts) != len(sizes):
             raise ValueError(

@@ -162,8 +162,9 @@ class _Rows:
         return 2 * self.w[row, p] * self.w[row, q] * self.h[p, q]
 
     def best_swap(self) -> _Swap:
-        costs = _at(self.alone + 2 * self.w * self.pull, self.prune)
-        gains = _at(self.alone - 2 * self.w * self.pull, self.bring)
+        pulled = 2 * self.w * self.pull
+        costs = _at(self.alone + pulled, self.prune)
+        gains = _at(self.alone - pulled, self.bring)
         costs = costs.masked_fill(~_at(self.kept, self.prune), torch.inf)
         gains = gains.masked_fill(_at(self.kept, self.bring), torch.inf)
         change = (costs[..., :, None] + gains[..., None, :]).sub_(self.crossed)

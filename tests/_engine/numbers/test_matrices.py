@@ -52,3 +52,13 @@ def test_outputs_by_inputs_and_back(weight, of, matrix):
 def test_statistics_of_another_weight(weight, of, text):
     with pytest.raises(ValueError, match=text):
         as_matrix(torch.ones(weight), of)
+
+
+@pytest.mark.parametrize("name", ["count", "square"])
+def test_statistics_that_lack_one(name):
+    given = stats((), 4)
+    del given[name]
+    rest = ", ".join(given)
+    text = f"expected '{name}' in the statistics, got {rest}: make them with"
+    with pytest.raises(ValueError, match=text):
+        as_matrix(torch.ones(5, 4), given)
