@@ -323,8 +323,8 @@ def preferred_groups(
     weights: Sequence[float],
     multiplies_with: Mapping[int, set[int]],
 ) -> set[int]:
-    """The numbers of groups to prune: of those that multiply with each other one, by
-    rank and then by weights.
+    """The numbers of groups to prune: one of the groups that multiply with each other,
+    by rank and then by weights.
     """
     ranks = [int(channels.rank[own[0]]) for own in units]
     # the width of the only head is never divided, and has no rank of its own

@@ -103,7 +103,7 @@ def attach(
             made.
         skip: Trigger that leaves out the optimizer's step where it fires, as in
             `with_optimizer`. Default: no step is left out.
-        reset: Trigger that starts the optimizer anew after the update, as in
+        reset: Trigger that resets the optimizer's state after the update, as in
             `with_optimizer`. Default: it never fires.
         steps: Length of the run. With it, a warning says what of the algorithm's
             schedules and triggers lies after its end.
@@ -132,8 +132,8 @@ def attach(
         RuntimeError: Later, an optimizer steps without `before_step`, or a second time
             before `after_step`.
 
-    The module trains as `with_optimizer` would: the same masks, and moments that start
-    anew where weights are pruned and where they grow. Moments are the tensors of the
+    The module trains as `with_optimizer` would: the same masks, and moments that are
+    reset where weights are pruned and where they grow. Moments are the tensors of the
     optimizer's state with an entry for each one of the weight: also nested, flat, in
     8-bit codes, or in an optimizer inside this one. They start at zero, and copies of
     the weights at the weight.

@@ -192,8 +192,8 @@ class _Rows:
 
 
 def _places(kept: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    # The columns of each group that are kept, and those that are pruned. Where groups
-    # have other counts than their neighbours, both hold more columns than that.
+    # The kept columns of each group, and its pruned columns. Where groups have
+    # different counts, both hold some columns of the other kind.
     rows, columns = kept.shape
     groups = kept.reshape(rows, columns // width, width)
     counts = groups.sum(-1)

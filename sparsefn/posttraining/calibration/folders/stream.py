@@ -109,7 +109,7 @@ def stream(
             `out` holds anything else. Something differs from the run that was killed.
             Processes differ in what `prune` gives.
 
-    The weights are those that `in_order` gives for the whole model, bit for bit, where
+    `in_order` gives the same weights for the whole model, bit for bit, where
     a batch is a chunk. At one time there are in memory one layer, its statistics, what
     `prune` makes of them, and one batch's activations; or the leaves outside of all
     layers, embeddings and head, while data passes these. Activations of the other
