@@ -53,23 +53,8 @@ smartquotes = False
 add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_type_aliases = {
-    name: name
-    for name in (
-        *(
-            "Distribution",
-            "Init",
-            "Leaves",
-            "Level",
-            "Loss",
-            "Pruned",
-            "Real",
-            "Schedule",
-            "Score",
-        ),
-        *("Stats", "Step", "Target", "Term", "Tree", "Trigger", "Where"),
-    )
-}  # docs/reference/state.md says what they are
+# docs/reference/state.md says what they are
+autodoc_type_aliases = {name: name for name in sf.typing.__all__}
 autosummary_generate = False
 maximum_signature_line_length = 88
 bibtex_bibfiles = ["references.bib"]

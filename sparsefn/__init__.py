@@ -52,7 +52,7 @@ from sparsefn.masks.budgets import counts, redistribute
 from sparsefn.optim import terms
 
 if _TYPE_CHECKING:
-    from sparsefn import config, methods, report, shrinking
+    from sparsefn import config, methods, report, shrinking, typing
     from sparsefn.config import shorthand
     from sparsefn.masks import activations, permutation
     from sparsefn.nn import checkpoint, distributed, ensemble, integrations, modules
@@ -83,6 +83,7 @@ _LATER = {
     "shrinking": "shrinking",
     "solve": "posttraining.solve",
     "testing": "testing",
+    "typing": "typing",
 }
 
 # Names of 0.2, and the packages that have them now: they go with 0.4.
@@ -161,6 +162,7 @@ __all__ = [
     "terms",
     "tree",
     "triggers",
+    "typing",
     "with_dense_gradients",
     "with_optimizer",
     "with_params",

@@ -56,7 +56,13 @@ def page() -> str:
 
     first = {id(value): name for name, value in PUBLIC.items() if "." not in name}
 
+    explained = (PAGE.parent / "reference" / "state.md").read_text(encoding="utf-8")
+    types = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", explained, re.MULTILINE))
+
     def headline(name: str, value: object) -> str:
+        group, _, last = name.rpartition(".")
+        if group == "typing":
+            return types[last][0].upper() + types[last][1:] + "."
         if first.get(id(value), name) != name:
             return f"`sf.{first[id(value)]}`."
         return (

@@ -118,8 +118,12 @@ def docstrings(values: Collection[Any]) -> set[str]:
 
 
 PUBLIC = dict(public(sf))
-# the others are constants
-CALLED = {name: value for name, value in PUBLIC.items() if callable(value)}
+# The others are constants, and types for annotations.
+CALLED = {
+    name: value
+    for name, value in PUBLIC.items()
+    if callable(value) and not name.startswith("typing.")
+}
 SHOWN = docstrings(CALLED.values())  # on the pages of the reference
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 EXAMPLES = {module.__name__: examples(module) for module in [sf, *MODULES]}
@@ -163,6 +167,12 @@ def test_what_completes_is_on_the_page_of_names() -> None:
     written += re.findall(r"^`sf\.(methods\.\w+)`:", cards, re.MULTILINE)
     assert {*PUBLIC} ^ {*written} == set()
     assert [name for name in PUBLIC if name.startswith("tree.")][6:] == []
+
+
+def test_types_for_annotations_are_explained() -> None:
+    page = PAGE.with_name("reference") / "state.md"
+    explained = re.findall(r"^\| `(\w+)` \| \S", page.read_text("utf-8"), re.MULTILINE)
+    assert sorted(explained) == sf.typing.__all__
 
 
 def test_public_names_are_documented() -> None:

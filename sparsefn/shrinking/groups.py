@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, Literal, NamedTuple, SupportsIndex
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -48,8 +48,7 @@ from sparsefn.shrinking.trace import (
     shapes_of,
     traced,
 )
-
-Reduce = Literal["mean", "sum", "max", "min", "l2"] | Callable[[Tensor], Tensor]
+from sparsefn.typing import Reduce
 
 
 class Member(NamedTuple):

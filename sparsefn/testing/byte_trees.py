@@ -18,7 +18,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.core.tree import Tree
+from sparsefn.typing import Tree
 
 T = TypeVar("T")
 

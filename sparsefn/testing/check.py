@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from sparsefn.core.state import Algorithm
-from sparsefn.core.tree import Tree
 from sparsefn.testing.coverage import CASES, ENOUGH, LEAST, missing, trait_shares
 from sparsefn.testing.introspection import completed
 from sparsefn.testing.laws import LAWS, Check, Law
@@ -15,6 +14,7 @@ from sparsefn.testing.meta import Meta, Row, row_of
 from sparsefn.testing.report import Report
 from sparsefn.testing.suggest import suggested
 from sparsefn.testing.trial import Outcome, outcome_of
+from sparsefn.typing import Tree
 
 
 class Broken(AssertionError):

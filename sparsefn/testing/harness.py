@@ -20,13 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sparsefn.algorithms.combine import with_optimizer
 from sparsefn.core.checks import uncalled
 from sparsefn.core.random import key
-from sparsefn.core.state import Algorithm, State, Step, has_optimizer
-from sparsefn.core.tree import Tree, flatten
+from sparsefn.core.state import Algorithm, State, has_optimizer
+from sparsefn.core.tree import flatten
 from sparsefn.core.triggers import never
-from sparsefn.nn.checkpoint.states import INTEGERS
 from sparsefn.optim import Optimizer, sgd
 from sparsefn.testing.byte_trees import Case
 from sparsefn.testing.meta import Row
+from sparsefn.typing import Step, Tree
 
 T = TypeVar("T")
 
@@ -37,10 +37,10 @@ def leaves(tree: Tree) -> dict[str, Tensor]:
 
 
 def bits_of(x: Tensor) -> Tensor:
-    """The bits of a tensor; every NaN counts as the same."""
+    """The bytes of each entry, in a last dimension; every NaN counts as the same."""
     if x.is_floating_point():
         x = torch.where(torch.isnan(x), torch.full_like(x, float("nan")), x)
-    return x.contiguous().view(INTEGERS[x.element_size()])
+    return x.contiguous().unsqueeze(-1).view(torch.uint8)
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
@@ -66,9 +66,7 @@ def hash_of(tree: Tree) -> str:
     """A hash of the bits of all leaves."""
     found = hashlib.blake2b()
     for path, leaf in leaves(tree).items():
-        found.update(
-            path.encode() + bytes(bits_of(leaf).reshape(-1).view(torch.uint8).tolist())
-        )
+        found.update(path.encode() + bytes(bits_of(leaf).reshape(-1).tolist()))
     return found.hexdigest()
 
 

@@ -12,14 +12,14 @@ import torch
 
 from sparsefn.core.checks import Call, shown
 from sparsefn.core.random import key
-from sparsefn.core.state import Algorithm, State, Trigger, update_of
-from sparsefn.core.tree import Tree
-from sparsefn.masks.budgets.distributions import Distribution, Global
+from sparsefn.core.state import Algorithm, State, update_of
+from sparsefn.masks.budgets.distributions import Global
 from sparsefn.testing.byte_trees import Case
 from sparsefn.testing.harness import algorithm_of, check_made
 from sparsefn.testing.meta import Meta, Row, same
 from sparsefn.testing.oracle import computed_layout
 from sparsefn.testing.strategies import large
+from sparsefn.typing import Distribution, Tree, Trigger
 
 _SAID = ("when", "pattern", "distribution", "where", "pruned")
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from sparsefn.core.tree import Tree
 from sparsefn.core.tree.where import default_where
 from sparsefn.masks.budgets.distributions import global_
 from sparsefn.testing import laws_dependence as dependence
@@ -18,6 +17,7 @@ from sparsefn.testing import laws_transforms as transforms
 from sparsefn.testing.byte_trees import EVERY, EXACT, STEPS, Case
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.strategies import cases, large
+from sparsefn.typing import Tree
 
 __all__ = [
     "BOUNDS",

@@ -8,7 +8,6 @@ import optree
 import torch
 
 from sparsefn.core.state import has_optimizer, with_params
-from sparsefn.core.tree import Tree
 from sparsefn.masks import difference, intersect, n_kept
 from sparsefn.nn.checkpoint import tree_equal
 from sparsefn.testing.byte_trees import Case
@@ -23,6 +22,7 @@ from sparsefn.testing.introspection import learned
 from sparsefn.testing.laws_states import threads, turned
 from sparsefn.testing.meta import Row
 from sparsefn.testing.oracle import unit_groups
+from sparsefn.typing import Tree
 
 
 def levels_stay_in_bounds(row: Row, case: Case) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.core.state import effective, has_optimizer, with_params
-from sparsefn.core.tree import Tree, with_leaves
+from sparsefn.core.tree import map_with_path
 from sparsefn.optim import adam
 from sparsefn.testing.byte_trees import Case
 from sparsefn.testing.harness import (
@@ -26,6 +26,7 @@ from sparsefn.testing.harness import (
 from sparsefn.testing.introspection import learned
 from sparsefn.testing.laws_masks import counts_of, goals_of
 from sparsefn.testing.meta import Row
+from sparsefn.typing import Tree
 
 
 def pruned_weights_are_zero(row: Row, case: Case) -> None:
@@ -76,7 +77,10 @@ def nothing_moves_off_the_support(row: Row, case: Case) -> None:
             assert not (mask & ~support[path]).any(), (
                 f"state {i}: {path} is kept where it does not train"
             )
-        whole = state._replace(masks=with_leaves(state.masks, support))
+        masks = map_with_path(
+            lambda path, mask, support=support: support.get(path, mask), state.masks
+        )
+        whole = state._replace(masks=masks)
         if not i or row.meta.when(i - 1):
             wanted = level(max(i - 1, 0))
             expected = goals_of(row.meta, whole, float(wanted))

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import optree
 import torch
 
-from sparsefn.core.state import Accumulated, Score, State
-from sparsefn.core.tree import Tree
+from sparsefn.core.state import Accumulated, State
 from sparsefn.masks.budgets.distributions import Global
 from sparsefn.testing import oracle
 from sparsefn.testing.byte_trees import Case
@@ -26,6 +25,7 @@ from sparsefn.testing.harness import (
     updates,
 )
 from sparsefn.testing.meta import Exchange, Meta, Row
+from sparsefn.typing import Score, Tree
 
 Counts = list[int]
 

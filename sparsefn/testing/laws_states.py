@@ -14,9 +14,8 @@ import optree
 import torch
 from torch import Tensor
 
+from sparsefn.algorithms import static
 from sparsefn.core.state import apply_masks
-from sparsefn.core.tree import Tree, same_structure
-from sparsefn.core.tree.where import select_leaves
 from sparsefn.nn.checkpoint import load_state_dict, state_dict
 from sparsefn.testing import harness
 from sparsefn.testing.byte_trees import Case
@@ -30,6 +29,11 @@ from sparsefn.testing.harness import (
     updates,
 )
 from sparsefn.testing.meta import Row, imported, row_of
+from sparsefn.typing import Tree
+
+
+def structure_of(tree: Tree) -> optree.PyTreeSpec:
+    return optree.tree_structure(tree)
 
 
 def states_keep_their_structure(row: Row, case: Case) -> None:
@@ -38,13 +42,13 @@ def states_keep_their_structure(row: Row, case: Case) -> None:
     """
     states = states_of(row, case)
     first = leaves(states[0])
-    chosen = select_leaves(case.params, row.meta.where)
+    structure = structure_of(states[0])
+    params = structure_of(case.params)
+    chosen = harness.sparse(static(0.0, where=row.meta.where).init(case.params))
     for state in states:
         apply_masks(state.params, state.masks)
-        assert same_structure(state, states[0]), "an update changes the structure"
-        assert same_structure(state.params, case.params), (
-            "params have another structure"
-        )
+        assert structure_of(state) == structure, "an update changes the structure"
+        assert structure_of(state.params) == params, "params have another structure"
         for path, leaf in leaves(state).items():
             assert (leaf.shape, leaf.dtype) == (first[path].shape, first[path].dtype), (
                 f"an update changes {path}"

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from sparsefn.core.random import key as new_key
 from sparsefn.core.random import split
-from sparsefn.core.state import Algorithm, Level, State
-from sparsefn.core.tree import Tree
+from sparsefn.core.state import Algorithm, State
 from sparsefn.nn.ensemble import stack, unstack
 from sparsefn.testing.byte_trees import Case
 from sparsefn.testing.harness import algorithm_of, assert_same, mapped, updates
 from sparsefn.testing.introspection import takes_tensor
 from sparsefn.testing.meta import Row
+from sparsefn.typing import Level, Tree
 
 
 def _run(

@@ -13,16 +13,24 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from sparsefn.algorithms import dense
-from sparsefn.algorithms.memory import Pruned
 from sparsefn.core.checks import call_of, check_keywords, shown
 from sparsefn.core.schedules import constant
-from sparsefn.core.state import Algorithm, Level, Schedule, Score, Trigger, Where
-from sparsefn.core.tree import Tree
+from sparsefn.core.state import Algorithm
 from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import always
-from sparsefn.masks.budgets.distributions import Distribution, Global, uniform
+from sparsefn.masks.budgets.distributions import Global, uniform
 from sparsefn.masks.patterns.kinds import Pattern
 from sparsefn.testing.oracle import ELEMENTS, Layout, computed_layout
+from sparsefn.typing import (
+    Distribution,
+    Level,
+    Pruned,
+    Schedule,
+    Score,
+    Tree,
+    Trigger,
+    Where,
+)
 
 
 class Exchange(NamedTuple):

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from sparsefn.masks.patterns.kinds import Pattern, unstructured
-from sparsefn.masks.patterns.units import units_of
+from sparsefn.masks import topk_mask
+from sparsefn.masks.patterns import Pattern, unstructured
 from sparsefn.testing.byte_trees import Form, shapes
 
 Box = tuple[int, ...]
@@ -116,8 +116,9 @@ def _form(pattern: Pattern) -> Form:
 
 
 def _fits(pattern: Pattern, shape: Box) -> bool:
+    scores = torch.zeros(shape, device="cpu")
     try:
-        units_of(pattern, shape)
+        topk_mask(scores, torch.zeros((), dtype=torch.int64), pattern=pattern)
     except ValueError:
         return False
     return True

@@ -22,21 +22,20 @@ from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.frame import sparse_leaves
 from sparsefn.algorithms.unit_table import unit_table
 from sparsefn.core.checks import described, own_calls
-from sparsefn.core.state import Algorithm, State, Step, Trigger, check_masks, update_of
+from sparsefn.core.state import Algorithm, State, check_masks, update_of
 from sparsefn.core.tree import (
-    Tree,
     check_like,
+    flatten,
     leaves_of,
-    paths,
     same_structure,
     structure_error,
 )
 from sparsefn.masks.budgets.counts import Counted
-from sparsefn.nn.checkpoint.states import INTEGERS
 from sparsefn.testing.check import Broken
 from sparsefn.testing.harness import generators, memory_of
 from sparsefn.testing.introspection import completed_meta
 from sparsefn.testing.meta import Meta
+from sparsefn.typing import Step, Tree, Trigger
 
 _BLOCK = 2**12  # weights that are looked at where no mask changes
 
@@ -317,7 +316,7 @@ def _pure(
         if now != version:
             at = next(
                 path
-                for path, x, y in zip(paths(given.tree), now, version, strict=True)
+                for path, x, y in zip(_paths(given.tree), now, version, strict=True)
                 if x != y
             )
             raise Broken(f"passive: {what} writes to its input, {name} at {at!r}")
@@ -343,13 +342,13 @@ def _check_memory(
         if not isinstance(x, Tensor):
             raise Broken(
                 f"passive: {what}: expected a tensor in the state at "
-                f"{paths(new.tree)[i]!r}, got {x!r}"
+                f"{_paths(new.tree)[i]!r}, got {x!r}"
             )
         start = _at(x)
         if start and start in owners:
             raise Broken(
                 f"passive: {what} keeps its {owners[start]} in the state at "
-                f"{paths(new.tree)[i]!r}: copy it"
+                f"{_paths(new.tree)[i]!r}: copy it"
             )
         if (
             start
@@ -358,12 +357,12 @@ def _check_memory(
         ):
             raise Broken(
                 f"passive: {what} keeps a part of a tensor of the old state at "
-                f"{paths(new.tree)[i]!r}: copy it"
+                f"{_paths(new.tree)[i]!r}: copy it"
             )
         if not x.is_contiguous():
             raise Broken(
                 f"passive: {what} keeps a view with strides {x.stride()} at "
-                f"{paths(new.tree)[i]!r}"
+                f"{_paths(new.tree)[i]!r}"
             )
 
 
@@ -374,7 +373,7 @@ def _check_masks_stay(what: str, new: _Flat, old: _Flat) -> None:
     for i, (mask, before) in enumerate(zip(new.masks, old.masks, strict=True)):
         if mask is not before and not torch.equal(mask, before):
             raise Broken(
-                f"passive: {what} changes the mask at {paths(new.tree.masks)[i]!r}, "
+                f"passive: {what} changes the mask at {_paths(new.tree.masks)[i]!r}, "
                 "where no trigger fires"
             )
 
@@ -399,15 +398,19 @@ def _check_zeros(
     chosen = [(i, slice(None)) for i in whole] or _turn(masks, number)
     for i, part in chosen:
         weight = weights[i].detach().reshape(-1)[part]
-        bits = weight.view(INTEGERS[weight.element_size()])
-        if bool(bits.masked_fill(masks[i].reshape(-1)[part], 0).any()):
+        off = weight.masked_fill(masks[i].reshape(-1)[part], 0)
+        if bool(off.view(torch.uint8).any()):  # of -0.0, too
             hint = (
                 'declare Meta(pruned="keep") or Meta(pruned="train") if they may differ'
             )
             raise Broken(
                 f"passive: {what}: weights off the mask at "
-                f"{paths(new.tree.params)[i]!r} are not +0.0; {hint}"
+                f"{_paths(new.tree.params)[i]!r} are not +0.0; {hint}"
             )
+
+
+def _paths(tree: Tree) -> list[str]:
+    return [*flatten(tree)[0]]
 
 
 def _turn(masks: Sequence[Tensor], number: int) -> list[tuple[int, slice]]:

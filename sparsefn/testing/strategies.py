@@ -21,12 +21,11 @@ from torch import Tensor
 
 from sparsefn.core import schedules as _schedules
 from sparsefn.core import triggers as _triggers
-from sparsefn.core.state import Schedule, Trigger
-from sparsefn.core.tree import Tree
-from sparsefn.masks.patterns import kinds as _patterns
-from sparsefn.masks.patterns.kinds import Pattern, Reduce
+from sparsefn.masks import patterns as _patterns
+from sparsefn.masks.patterns.kinds import Pattern
 from sparsefn.testing import byte_trees
 from sparsefn.testing.byte_trees import EVERY, STEPS, Case, Form, Source, WeightAndBias
+from sparsefn.typing import Reduce, Schedule, Tree, Trigger
 
 __all__ = [
     "cases",

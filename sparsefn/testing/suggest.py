@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from sparsefn.core.checks import shown
 from sparsefn.core.schedules import constant
-from sparsefn.core.state import Algorithm, Trigger, with_params
-from sparsefn.core.tree import Tree
+from sparsefn.core.state import Algorithm, with_params
 from sparsefn.core.triggers import at, every, never
 from sparsefn.masks.budgets.counts import Counted
 from sparsefn.masks.scores import magnitude, random, saliency
@@ -20,6 +19,7 @@ from sparsefn.testing.introspection import learned, run_of, said_by
 from sparsefn.testing.laws import COMPILE, Check, Declared, Law
 from sparsefn.testing.meta import Exchange, Meta, Row, declared
 from sparsefn.testing.trial import Outcome, shortened
+from sparsefn.typing import Tree, Trigger
 
 Made = Callable[[Law, Check, Row], Outcome]
 

@@ -8,12 +8,12 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from sparsefn.core.checks import shown
-from sparsefn.core.tree import Tree
 from sparsefn.testing.byte_trees import Case
 from sparsefn.testing.coverage import of_cases
 from sparsefn.testing.harness import algorithm_of, hold, leaves, mapped, updates
 from sparsefn.testing.laws import Check, Declared, Law
 from sparsefn.testing.meta import Meta, Row
+from sparsefn.typing import Tree
 
 _MOST = 200  # characters of a line
 Status = Literal["passed", "failed", "error", "does not bind"]

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import sparsefn as sf
-from sparsefn.core.state import Level, PlainScore, Schedule, Score, Step
-from sparsefn.core.tree import Tree
+from sparsefn.typing import Level, PlainScore, Schedule, Score, Step, Tree
 
 net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 params = sf.modules.params_of(net)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 import sparsefn as sf
 from sparsefn.core.state import State
-from sparsefn.core.tree import Tree
+from sparsefn.typing import Tree
 
 params = {"w": torch.ones(4, 4)}
 layer = torch.nn.Linear(4, 4)
