@@ -5,6 +5,7 @@ error says what.
 import dataclasses
 import inspect
 import re
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -105,12 +106,55 @@ def methods(name: str, value: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{name}.{key}", member
 
 
+def named_in(hint: Any) -> Iterator[type]:
+    """The classes of this library that a type names."""
+    if inspect.isclass(hint) and hint.__module__.startswith("sparsefn."):
+        yield hint
+    for part in typing.get_args(hint):
+        yield from named_in(part)
+
+
+def result_types(value: Any) -> list[Any]:
+    """The type that a function returns, or the types of a class's fields."""
+    try:
+        hints = typing.get_type_hints(value)
+    except NameError:  # of a library that is imported for type checkers alone
+        return []
+    return [*hints.values()] if inspect.isclass(value) else [hints.get("return")]
+
+
+def results() -> dict[str, type]:
+    """The named tuples that functions return, and those in their fields, which no
+    public name lists.
+    """
+    found: dict[str, type] = {}
+    seen = {*map(id, CALLED.values())}
+    waiting = [value for value in CALLED.values() if inspect.isfunction(value)]
+    for value in waiting:
+        for hint in result_types(value):
+            for kind in named_in(hint):
+                if id(kind) not in seen and not kind.__name__.startswith("_"):
+                    seen.add(id(kind))
+                    if issubclass(kind, tuple):
+                        waiting.append(kind)
+                        found[f"{kind.__module__}.{kind.__name__}"] = kind
+    return found
+
+
+RESULTS = results()
 DOCUMENTED = {
     key: member
     for name, value in CALLED.items()
     if is_code(value)
     for key, member in methods(name, value)
-}
+} | RESULTS
+
+
+def test_results_are_held_to_it_without_a_public_name() -> None:
+    assert {
+        "sparsefn.report.summary.Summary",
+        "sparsefn.report.summary.Row",  # a field of it
+    } <= {*RESULTS}
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)

@@ -102,6 +102,11 @@ class Every:
 
     Called with a step it says whether it fires; `count(step)` is how often it has fired
     up to that step, itself included. Its arguments are not checked: use `every`.
+
+    Attributes:
+        n: Steps from one firing to the next.
+        start: First step at which it may fire.
+        stop: First step at which it no longer fires. None: it never stops.
     """
 
     n: Step
@@ -146,6 +151,9 @@ class At:
 
     Called and counted like `Every`; without steps it is False at every step. Its
     arguments are not checked: use `at`.
+
+    Attributes:
+        steps: The steps at which it fires.
     """
 
     steps: tuple[Step, ...]

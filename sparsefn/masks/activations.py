@@ -29,9 +29,12 @@ class ActivationState(NamedTuple):
     ActivationState(mask=tensor([True, True]), aggregate=tensor([0., 0.]),
     seen=tensor(0))
 
-    `mask` is bool, True = kept, and broadcasts to the activation; `aggregate` sums up
-    the observations since the last update, and `seen` counts them. With `features` mask
-    and aggregate are tuples, one tensor a feature.
+    Attributes:
+        mask: Bool tensor that broadcasts to the activation, True = kept. With
+            `features` a tuple, one tensor a feature.
+        aggregate: Sum of the observations since the last update. With `features` a
+            tuple, one tensor a feature.
+        seen: How many observations these are, 0-d int64.
     """
 
     mask: Tree
@@ -47,8 +50,7 @@ class _Functions(NamedTuple):
 
 
 class ActivationSparsifier(Made, _Functions):
-    """Pure functions `init(example)`, `observe(state, x)`, `update(state)` and
-    `apply(state, x)`.
+    """A mask of activations, as four pure functions.
 
     >>> act = sf.activations.activation_sparsifier(
     ...     torch.add, torch.abs, lambda x: x > 1.0
@@ -59,8 +61,14 @@ class ActivationSparsifier(Made, _Functions):
     >>> act.apply(state, torch.tensor([7.0, 8.0]))
     tensor([0., 8.])
 
-    `init` takes any activation for its shape, dtype and device; its first mask keeps
-    everything.
+    Attributes:
+        init: Function of an activation that returns the first state, whose mask keeps
+            everything; of the activation it reads shape, dtype and device alone.
+        observe: Function of (state, activation) that returns the state with the
+            activation in its data.
+        update: Function of the state that returns it with the mask of its data.
+        apply: Function of (state, activation) that returns the activation with +0.0
+            where the mask is False.
     """
 
 

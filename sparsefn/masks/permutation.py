@@ -32,8 +32,11 @@ class Permutation(NamedTuple):
     >>> sf.permutation.Permutation(torch.tensor([1, 0]), 3.0, 4.0).after
     4.0
 
-    `order` is int64: the channels of the permuted weight are
-    `weight.index_select(axis, order)`.
+    Attributes:
+        order: The channels of the weight in their new order, int64 of shape
+            (channels,): the permuted weight is `weight.index_select(axis, order)`.
+        before: The sum that the mask of the weight keeps.
+        after: The sum that the mask of the permuted weight keeps.
     """
 
     order: Tensor

@@ -218,15 +218,18 @@ def check_one_state(state: State) -> None:
 
 
 class Row(NamedTuple):
-    """Kept weights of one leaf, or of several together: how many each member has, and
-    how many two members share.
+    """Kept weights of one leaf, or of several together, for each two members.
 
     >>> row = sf.ensemble.Row("w", (2,), total=2, shared=torch.tensor([[1, 0], [0, 2]]))
     >>> row.kept, row.sparsity, row.mean
     ((1, 2), (0.5, 0.0), 0.25)
 
-    `shape` and `total` are of one member. `shared[i, j]` counts the weights that
-    members i and j both keep, int64 and exact.
+    Attributes:
+        path: Dotted path of the leaf, or what the row sums up.
+        shape: Shape of the leaf in one member.
+        total: Entries of the leaf in one member.
+        shared: How many weights members i and j both keep, int64 of shape
+            (members, members).
     """
 
     path: str
@@ -267,9 +270,11 @@ class Summary(NamedTuple):
     >>> sf.ensemble.summary(sf.ensemble.stack(members)).sparsified.kept
     (4, 2)
 
-    `rows` has a `Row` for every leaf, `total` is over all of them, `sparsified` over
-    the leaves that have masks, and `dense` holds the paths of the other leaves.
-    `overlap` is the overlap of `sparsified`.
+    Attributes:
+        rows: A `Row` for every leaf.
+        total: The row of all leaves together.
+        sparsified: The row of all leaves that have masks.
+        dense: Paths of the leaves that have none.
     """
 
     rows: tuple[Row, ...]

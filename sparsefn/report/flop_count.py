@@ -27,11 +27,16 @@ _ADD_FIRST = (torch.ops.aten.addmm, torch.ops.aten.baddbmm)
 
 
 class Cost(NamedTuple):
-    """FLOPs of one module with its submodules: `dense`, and `sparse` under the masks.
+    """FLOPs of one module with its submodules.
 
     >>> from sparsefn.report.flop_count import Cost
     >>> Cost("0", dense=64, sparse=16).sparse
     16
+
+    Attributes:
+        path: Dotted path of the module, or "total".
+        dense: FLOPs without masks.
+        sparse: FLOPs under the masks.
     """
 
     path: str
@@ -48,9 +53,11 @@ class Flops(NamedTuple):
     ... ).total
     Cost(path='total', dense=16, sparse=16)
 
-    `rows` has a row for every module that was called and has FLOPs, by its dotted path,
-    submodules included; `total` is the whole call. `uncounted` holds the paths of
-    sparsified leaves that no counted product used.
+    Attributes:
+        rows: A row for every module that was called and has FLOPs, by its dotted path,
+            submodules included.
+        total: The row of the whole call.
+        uncounted: Paths of sparsified leaves that no counted product used.
     """
 
     rows: tuple[Cost, ...]

@@ -22,8 +22,10 @@ class Latency(NamedTuple):
     >>> sf.report.Latency(1.5, {"0": 1.25}).total
     1.5
 
-    `rows` has the modules that are called and have none of their own inside, by path:
-    the time of all of their calls in one of the model.
+    Attributes:
+        total: Time of a call of the model.
+        rows: For each module that is called and has none of its own inside, by path,
+            the time of all of its calls in one call of the model.
     """
 
     total: float

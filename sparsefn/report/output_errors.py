@@ -22,8 +22,9 @@ class OutputErrors(NamedTuple):
     >>> sf.report.OutputErrors({"0.weight": 0.25}, {"0.*": 0.25}).blocks
     {'0.*': 0.25}
 
-    `layers` has the error of each leaf by its path, `blocks` the error of the leaves
-    that a glob matches together.
+    Attributes:
+        layers: Error of each leaf, by its path.
+        blocks: Error of all leaves that a glob matches together, by the glob.
     """
 
     layers: dict[str, float]

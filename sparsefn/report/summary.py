@@ -26,9 +26,15 @@ class Row(NamedTuple):
     >>> sf.report.Row("w", (2, 2), kept=1, total=4, sparsity=0.75).sparsity
     0.75
 
-    `dead` counts the rows and the columns of a mask that keep nothing: the indices of
-    its first and of its second dimension, most often outputs and inputs. In a plan
-    `why` says why nothing of the leaf is pruned.
+    Attributes:
+        path: Dotted path of the leaf, or what the row sums up.
+        shape: Shape of the leaf; `()` for several.
+        kept: Entries that the mask keeps.
+        total: Entries of the leaf.
+        sparsity: 1 - kept / total; 0.0 if there are none.
+        dead: Rows and columns of the mask that keep nothing: indices of its first and
+            of its second dimension, most often outputs and inputs.
+        why: In a plan, why nothing of the leaf is pruned; "" if something is.
     """
 
     path: str
@@ -49,10 +55,13 @@ class Summary(NamedTuple):
     >>> sf.report.summary(state).total.sparsity
     0.75
 
-    `rows` has a row for every leaf, `total` is over all of them, `sparsified` over
-    leaves with a mask, and `dense` holds the paths of the other leaves. `notes` are
-    sentences on what the run ends too early for: a plan's run is its `steps` steps, the
-    run of what `sf.attach` returned is the steps so far.
+    Attributes:
+        rows: A row for every leaf.
+        total: The row of all leaves together.
+        sparsified: The row of all leaves that have a mask.
+        dense: Paths of the leaves that have none.
+        notes: Sentences on what the run ends too early for. The run of a plan is its
+            `steps` steps, the run of an `Attached` is the steps so far.
     """
 
     rows: tuple[Row, ...]
@@ -97,8 +106,13 @@ class Change(NamedTuple):
     >>> sf.report.Change("w", kept=2, grown=1, dropped=1, overlap=0.5).grown
     1
 
-    `kept` counts the entries in both masks; `overlap` is this count over the entries in
-    either (1.0 if there are none).
+    Attributes:
+        path: Dotted path of the leaf, or "total".
+        kept: Entries that both masks keep.
+        grown: Entries that only the new mask keeps.
+        dropped: Entries that only the old mask keeps.
+        overlap: `kept` over the entries that one of the masks keeps; 1.0 if there are
+            none.
     """
 
     path: str
@@ -115,7 +129,9 @@ class Changes(NamedTuple):
     >>> sf.report.changed(state, state).total
     Change(path='total', kept=1, grown=0, dropped=0, overlap=1.0)
 
-    `rows` has a row for every leaf with a mask before or after; `total` is over them.
+    Attributes:
+        rows: A row for every leaf that has a mask before or after.
+        total: The row of all of these together.
     """
 
     rows: tuple[Change, ...]
@@ -142,6 +158,11 @@ class Observed(NamedTuple):
 
     >>> sf.report.Observed(computed=0.7, target=0.75).target
     0.75
+
+    Attributes:
+        computed: Fraction of the mask that is False.
+        target: Value at the step of the target that `observe` was given; None where
+            it was given none.
     """
 
     computed: float | Tensor

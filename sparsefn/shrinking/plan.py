@@ -406,10 +406,15 @@ def most_kept(analysis: Analysis, group: Ids, sizes: Sequence[int]) -> list[list
 
 
 class Weights(NamedTuple):
-    """The parameters of a model, for `sf.budgets.within` with single weights."""
+    """The parameters of a model, for `sf.budgets.within` with single weights.
+
+    Attributes:
+        leaves: The parameters, by path.
+        products: For each product of the model, its FLOPs and the parameters that are
+            a factor of it.
+    """
 
     leaves: Mapping[str, Tensor]
-    # FLOPs, and the parameters that are a factor
     products: tuple[tuple[int, tuple[str, ...]], ...]
 
     def priced(

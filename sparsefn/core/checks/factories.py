@@ -46,6 +46,11 @@ class Call(NamedTuple):
 
     >>> Call(sf.every, (10,), {"start": 5})
     every(10, start=5)
+
+    Attributes:
+        make: The function that was called.
+        args: Its arguments by position.
+        kwargs: Its arguments by name.
     """
 
     make: Callable[..., Any]

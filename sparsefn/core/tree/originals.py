@@ -20,6 +20,10 @@ class Computed(NamedTuple):
     ...     "0.weight", "torch.nn.utils.remove_weight_norm(model[0], 'weight')"
     ... ).dense()[:41]
     "'0.weight' is computed, so it stays dense"
+
+    Attributes:
+        path: Dotted path of the weight.
+        mend: The call, as a line of Python, that makes the weight a parameter.
     """
 
     path: str

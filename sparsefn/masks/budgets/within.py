@@ -42,7 +42,14 @@ class Costed(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Within:
-    """A distribution whose counts cost at most a limit (made by `within`)."""
+    """A distribution whose counts cost at most a limit (made by `within`).
+
+    Attributes:
+        limit: What all counts cost at most, in the unit.
+        unit: What is counted: "flops", "params", "bytes", or the name of a measure.
+        priced: What the model costs for each choice of counts.
+        prefer: Which units go first.
+    """
 
     limit: Number
     unit: str

@@ -306,8 +306,11 @@ def _check_as_many(places: Sequence[Place]) -> None:
 
 @dataclass(frozen=True, repr=False)
 class TiedPattern(Pattern):
-    """A pattern whose units lie in several leaves: `members` are as in
-    `sf.patterns.tied`, and `find` finds their sets.
+    """A pattern whose units lie in several leaves (made by `sf.patterns.tied`).
+
+    Attributes:
+        members: The members of each set, as in `sf.patterns.tied`.
+        find: Function of the shapes of leaves by path that finds the sets.
     """
 
     members: tuple[tuple[Member, ...], ...] = field(kw_only=True, compare=False)

@@ -21,12 +21,17 @@ _WANTED = "expected an average as a module or a dict of tensors by name"
 
 
 class Row(NamedTuple):
-    """What the mask of a leaf drops of an average: weights that are not zero, and their
-    share of the leaf's norm.
+    """What the mask of a leaf drops of an average.
 
     >>> from sparsefn.nn.modules.averages import Row
     >>> Row("w", weights=1, total=4, norm=0.25).norm
     0.25
+
+    Attributes:
+        path: Dotted path of the leaf, or "all".
+        weights: Entries that are not zero and are dropped.
+        total: Entries of the leaf.
+        norm: Norm of the dropped entries over the norm of all entries.
     """
 
     path: str
@@ -46,7 +51,9 @@ class Dropped(NamedTuple):
     w           1      2  0.8000
     all         1      2  0.8000
 
-    `rows` has a row for every masked leaf, in the order of paths; `all` is over them.
+    Attributes:
+        rows: A row for every masked leaf, in the order of paths.
+        all: The row of all masked leaves together.
     """
 
     rows: tuple[Row, ...]
