@@ -39,7 +39,7 @@ INPUTS: Mapping[str, Sequence[tuple[Any, ...]]] = {
         (NARROW, [1, 6], "sum", 0.0),
         (W.double(), [4, 1], "max", 0.0),
     ],
-    "refit": [(W, HESSIAN, FLAGS, 0.01)],
+    "refit": [(W, HESSIAN, FLAGS, 0.01, None), (W, HESSIAN, FLAGS, 0.01, 2 * W)],
     "reinterpreted": [(W, torch.int32), (NARROW, torch.int16)],
     "swaps": [(W, HESSIAN, FLAGS, 3, 5)],
     "threefry2x32": [

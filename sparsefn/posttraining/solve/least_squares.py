@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsefn._engine.leaves import hidden, one_by_one
-from sparsefn._engine.processes import check_alike, gathered, own
+from sparsefn._engine.leaves import check_device, hidden, one_by_one
+from sparsefn._engine.processes import check_alike, check_plain, gathered, own
 from sparsefn.posttraining.solve.arguments import (
     check_damp,
     check_finite,
+    check_floating,
     check_kept,
     damp_in_place,
     factor_in_place,
@@ -18,7 +19,12 @@ from sparsefn.posttraining.solve.arguments import (
 
 
 def refit(
-    weight: Tensor, hessian: Tensor, mask: Tensor, *, damp: float = 0.0
+    weight: Tensor,
+    hessian: Tensor,
+    mask: Tensor,
+    *,
+    damp: float = 0.0,
+    missing: Tensor | None = None,
 ) -> Tensor:
     """Least squares on a mask: the weights that change the layer's outputs least.
 
@@ -35,6 +41,10 @@ def refit(
         mask: Bool tensor (out, in) of the weights to keep.
         damp: Share of the mean of the hessian's diagonal that is added to the diagonal.
             Without it, more inputs than kept columns are needed.
+        missing: Floating-point tensor (out, in), what the outputs lack: m'x summed over
+            tokens, for inputs x and numbers m that the outputs should have more.
+            Where later layers were removed, m is what they added, and the layer takes
+            it over. Default: nothing is missing.
 
     Returns:
         The best of all weights that are 0 off the mask, with +0.0 there. Computed in
@@ -43,13 +53,20 @@ def refit(
 
     Raises:
         ValueError: Shapes do not fit, values are not finite, or the hessian is all
-            zeros or singular on the kept columns of a row.
+            zeros or singular on the kept columns of a row, where these are solved for.
         TypeError: A dtype is not floating-point.
 
-    For a row w that keeps the columns S the result is w_S + H_SS^-1 H_SP w_P, where P
-    are the pruned columns. Nothing that `obs` makes of that mask has a smaller error,
-    nor has plain masking. A row that keeps everything stays as it is. Inputs that were
-    always 0 have weights of 0.
+    For a row w that keeps the columns S the result is w_S + H_SS^-1 (H_SP w_P + m_S),
+    where P are the pruned columns and m is the row of `missing`. Nothing that `obs`
+    makes of that mask has a smaller error, nor has plain masking. A row that keeps
+    everything and lacks nothing stays as it is. Inputs that were always 0 have weights
+    of 0.
+
+    ReplaceMe (Shopkhoev et al. 2025, arXiv 2505.02819) puts a linear map of the outputs
+    y of a layer in the place of the transformer blocks that followed it. With a sum m'y
+    for `missing` the map is `refit(eye, y'y, eye == eye, missing=m'y)`, and the layer's
+    weight becomes `map @ weight`. With inputs x in place of y the layer's own weight is
+    solved for; its error is never larger.
 
     Rows with one mask are solved together, so that a mask that many rows share is
     cheap; rows that all differ cost a Cholesky factor of their kept columns each. Under
@@ -59,12 +76,35 @@ def refit(
     w, h = in_one_dtype("refit", weight, hessian)
     kept = check_kept("refit", mask, weight)
     share = check_damp("refit", damp)
-    check_alike("refit", w, h, kept, damp)
-    solve = _refitted if hidden(w, h, kept) else solved
-    return solve(w, h, kept, share).to(weight.dtype)
+    lack = None if missing is None else check_missing(missing, weight).to(w.dtype)
+    tensors = [x for x in (w, h, kept, lack) if x is not None]
+    check_alike("refit", *tensors, damp)
+    solve = _refitted if hidden(*tensors) else solved
+    return solve(w, h, kept, share, lack).to(weight.dtype)
 
 
-def solved(w: Tensor, h: Tensor, kept: Tensor, share: float) -> Tensor:
+def check_missing(missing: Tensor, weight: Tensor) -> Tensor:
+    """The tensor without its gradient, if it is as `refit` takes it.
+
+    >>> check_missing(torch.ones(2), torch.ones(2, 3))
+    Traceback (most recent call last):
+        ...
+    ValueError: refit: expected missing of the weight's shape (2, 3), got (2,)
+    """
+    check_floating("refit", "missing", missing)
+    check_plain("refit", "missing", missing)
+    if missing.shape != weight.shape:
+        raise ValueError(
+            f"refit: expected missing of the weight's shape {tuple(weight.shape)}, got "
+            f"{tuple(missing.shape)}"
+        )
+    check_device("weight and missing", weight.device, missing)
+    return missing.detach()
+
+
+def solved(
+    w: Tensor, h: Tensor, kept: Tensor, share: float, missing: Tensor | None = None
+) -> Tensor:
     """`refit` of arguments that were checked, with values that are known.
 
     >>> solved(
@@ -73,17 +113,22 @@ def solved(w: Tensor, h: Tensor, kept: Tensor, share: float) -> Tensor:
     tensor([[0., 2.]])
     """
     check_finite("refit", weight=w, hessian=h)  # hidden until now by a transform
+    if missing is not None:
+        check_finite("refit", missing=missing)
     h = h.clone()
     dead = damp_in_place("refit", h, share)
     old = w.masked_fill(dead, 0.0)
     new = old.masked_fill(~kept, 0.0)
     pull = (old - new) @ h  # what the kept weights of a row have to make up for
+    if missing is not None:
+        pull += missing.masked_fill(dead, 0.0)
     masks, which = torch.unique(kept, dim=0, return_inverse=True)
     mine = own(len(masks))
     for i in mine:
         at = masks[i].nonzero()[:, 0]
         rows = (which == i).nonzero()[:, 0]
-        if 0 < len(at) < w.shape[1]:
+        stays = len(at) == w.shape[1] and missing is None
+        if len(at) and not stays:
             lower = factor_in_place(
                 f"refit, row {int(rows[0])}", h[at[:, None], at], share
             )

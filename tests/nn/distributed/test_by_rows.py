@@ -54,6 +54,10 @@ def solves(rows):
         "refit, few masks",
         lambda: (sf.solve.refit(narrow, square, kept[:1, :12].expand(rows, 12)),),
     )
+    yield (
+        "refit, with what is missing",
+        lambda: (sf.solve.refit(narrow, square, kept[:, :12], missing=narrow),),
+    )
     yield "obs_exact", lambda: sf.solve.obs_exact(narrow, square, 2 * rows)
     yield (
         "obs_exact, 2:4",
