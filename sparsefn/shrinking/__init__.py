@@ -13,19 +13,23 @@ The files, in the order in which `sf.shrink` needs them:
   (`layers`, `attributes`), or as a program of smaller operations (`rewrites`).
 - `proof`: whether it gives the outputs of the masked model.
 - `shrink`: all of this in turn, and how training goes on; `experts` for experts.
+- `permute`: the same groups in another order of channels, for N:M masks.
 """
 
 from sparsefn.shrinking.experts import without_experts
 from sparsefn.shrinking.groups import Groups, groups
+from sparsefn.shrinking.permute import Permuted, permute
 from sparsefn.shrinking.plan import weights
 from sparsefn.shrinking.shrink import Smaller, carry, carry_optimizer, shrink, smaller
 
 __all__ = [
     "Groups",
+    "Permuted",
     "Smaller",
     "carry",
     "carry_optimizer",
     "groups",
+    "permute",
     "shrink",
     "smaller",
     "weights",
