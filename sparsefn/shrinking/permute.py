@@ -28,7 +28,7 @@ from sparsefn.shrinking.plan import taken
 from sparsefn.shrinking.proof import Progress, Proof
 from sparsefn.shrinking.shrink import Kept
 from sparsefn.shrinking.trace import Example
-from sparsefn.typing import Where
+from sparsefn.typing import Tree, Where
 
 Indices = npt.NDArray[np.int64]
 
@@ -46,7 +46,7 @@ class Permuted(NamedTuple):
         kept: Of every parameter and buffer by name: its `shape`, and along each
             dimension the `indices` of its entries in the model, None for the order that
             they had. `sf.shrinking.carry` reads it.
-        before: The sum of |w| that N:M masks keep of the weights of the model.
+        before: The sum of |w|, or of scores, that N:M masks of the model keep.
         after: The same sum in the new order.
         stays: Groups that could gain and keep their order, with the reasons.
     """
@@ -65,12 +65,13 @@ def permute(
     m: int,
     *,
     where: Where = default_where,
+    scores: Tree = None,
     groups: Groups | None = None,
     escapes: int = 0,
     rounds: int | None = None,
     key: Tensor | None = None,
 ) -> Permuted:
-    """Reorder the channels of a model so that its N:M masks keep more of |w|.
+    """Reorder the channels of a model so that its N:M masks keep more.
 
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8)
@@ -87,6 +88,8 @@ def permute(
         m: The size of a group of inputs.
         where: The weights that get such masks, as for algorithms. A weight whose number
             of inputs `m` does not divide gets none.
+        scores: Scores that masks go by, such as Wanda's: a tree of the structure of the
+            params, from 0 up. Default: |w|.
         groups: The model's groups, as `sf.shrinking.groups` made them on this example.
             Default: made here with `counted=True`, so that widths of residual streams
             are among them.
@@ -104,7 +107,7 @@ def permute(
         ValueError: The module does not run on the example, `torch.export` cannot trace
             it, or it is in train mode and computes otherwise in eval mode. A number is
             out of range, or a weight is NaN or infinite. `where` is as algorithms
-            refuse.
+            refuse. `scores` have another structure or shape than the params.
 
     A channel of a group lies in several tensors, and has one order in all of them: it
     is chosen for all weights together that read the group. The order of a weight's
@@ -116,10 +119,10 @@ def permute(
     own = inner_module(model)
     found = groups or all_groups(own, example, counted=True)
     pattern = nm(n, m, axis=1)
-    params = params_of(own)
-    masks = flatten(static(0.0, where=where).init(params).masks)[0]
+    masks = flatten(static(0.0, where=where).init(params_of(own)).masks)[0]
+    values = _values(own, scores)
     weights = {
-        path: params[path]
+        path: values[path]
         for path, mask in masks.items()
         if mask.ndim > 1 and mask.shape[1] % m == 0
     }
@@ -140,14 +143,31 @@ def permute(
     for i in stays:
         del orders[i]
     module, kept = _reordered(own, found, orders)
-    new = params_of(module)
+    new = [taken(x, kept[path].indices) for path, x in weights.items()]
     return Permuted(
         module,
         kept,
         before=math.fsum(_kept_sum(x, pattern) for x in weights.values()),
-        after=math.fsum(_kept_sum(new[path], pattern) for path in weights),
+        after=math.fsum(_kept_sum(x, pattern) for x in new),
         stays=tuple(stays.values()),
     )
+
+
+def _values(model: nn.Module, scores: Tree) -> dict[str, Tensor]:
+    # What masks go by, by path.
+    params = params_of(model)
+    if scores is None:
+        return params
+    values = flatten(scores)[0]
+    for path, param in params.items():
+        got = values.get(path)
+        if got is None or got.shape != param.shape:
+            said = "none" if got is None else tuple(got.shape)
+            raise ValueError(
+                "permute: expected scores of the structure of the params, with shape "
+                f"{tuple(param.shape)} at {path!r}, got {said}"
+            )
+    return values
 
 
 def _columns(group: Group, weights: Mapping[str, Tensor], m: int) -> Tensor | None:

@@ -135,6 +135,26 @@ def test_only_chosen_weights_count():
     assert (none.before, none.after, none.stays) == (0.0, 0.0, ())
 
 
+def test_masks_of_other_scores_keep_more_of_them():
+    net = mlp()
+    stats = sf.calibration.inputs(net, None, X * torch.arange(1, 9))
+    state = sf.one_shot(0.5).init(sf.modules.params_of(net))
+    scores = sf.scores.wanda(stats)(state, state.params, 0)
+    made = permute(net, X, 2, 4, scores=scores)
+    carried = sf.shrinking.carry(scores, made)
+    pattern = sf.patterns.nm(2, 4)
+    sums = [0.0, 0.0]
+    for path, size in scores.items():
+        for i, one in enumerate((size, carried[path])):
+            if size.ndim > 1:
+                mask = sf.masks.topk_mask(one, None, pattern=pattern)
+                sums[i] += float(one[mask].double().sum())
+    assert made.before == pytest.approx(sums[0])
+    assert made.before < made.after
+    assert made.after == pytest.approx(sums[1])
+    torch.testing.assert_close(made.module(X), net(X))
+
+
 def test_keys_and_groups_are_taken():
     net = mlp()
     groups = sf.shrinking.groups(net, X)
@@ -182,6 +202,13 @@ def test_without_the_proof_a_table_in_the_code_would_change_the_outputs(monkeypa
         ({"m": 2.0}, TypeError, "expected m to be an int"),
         ({"escapes": -1}, ValueError, "expected escapes >= 0, got -1"),
         ({"where": "none.*"}, ValueError, "none.*"),
+        (
+            {"scores": {"0.weight": torch.ones(3)}},
+            ValueError,
+            "permute: expected scores of the structure of the params, with shape (16, "
+            "8) at '0.weight', got (3,)",
+        ),
+        ({"scores": {}}, ValueError, "(16, 8) at '0.weight', got none"),
         ({"example": "words"}, TypeError, "example"),
     ],
 )
