@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from sparsefn._engine.numbers import Real
@@ -18,7 +18,10 @@ from sparsefn.masks.budgets.within import Within
 
 @described
 def in_multiples(
-    distribution: Distribution, of: int, *, equal_across: str | Sequence[str] = ()
+    distribution: Distribution,
+    of: int | Mapping[str, int],
+    *,
+    equal_across: str | Sequence[str] = (),
 ) -> Distribution:
     """The counts of a distribution as multiples of a number, equal in some leaves.
 
@@ -37,7 +40,8 @@ def in_multiples(
     Args:
         distribution: `sf.budgets.within(...)`, or a distribution that gives counts,
             such as `uniform()`.
-        of: The number whose multiples are kept, 1 or more.
+        of: The number whose multiples are kept, 1 or more; or a dict of such numbers by
+            glob, of which the first match counts. Other leaves have multiples of 1.
         equal_across: A glob, or a list of globs. The leaves or tied sets that one of
             them matches keep equally many units; they must have equally many. The
             first match counts.
@@ -51,16 +55,22 @@ def in_multiples(
         leaf would pass it.
 
     Raises:
-        TypeError: `distribution` is `global_` or no function, `of` is not an int, or
-            `equal_across` holds something else than globs.
-        ValueError: `of` is below 1; when a budget is made, the total or the limit is
-            too small, a glob matches no leaf, leaves that are to be equal have
-            different numbers of units, or the value of the sparsity is not known.
+        TypeError: `distribution` is `global_` or no function, `of` holds something else
+            than ints, or `equal_across` something else than globs.
+        ValueError: `of` is empty or below 1; when a budget is made, the total or the
+            limit is too small, a glob matches no leaf, equal leaves have different
+            numbers of units, or the value of the sparsity is not known.
 
     `within(..., prefer="global")` compares the units of all leaves, which `global_`
     does by scores.
     """
-    check_int("in_multiples", "of", of, 1)
+    if isinstance(of, Mapping):
+        if not of:
+            raise ValueError("in_multiples: expected of for one glob or more, got {}")
+        for glob, number in of.items():
+            check_int("in_multiples", f"of for {glob!r}", number, 1)
+    else:
+        check_int("in_multiples", "of", of, 1)
     if isinstance(equal_across, str):
         globs: Sequence[str] = (equal_across,)
     else:
@@ -100,7 +110,10 @@ def in_multiples(
 
 @at_compile_time
 def _nearest(
-    asked: Sequence[int], sizes: dict[str, int], of: int, globs: Sequence[str]
+    asked: Sequence[int],
+    sizes: dict[str, int],
+    of: int | Mapping[str, int],
+    globs: Sequence[str],
 ) -> list[int]:
     steps = Steps.among(sizes, of, globs)
     every = list(sizes)
@@ -109,8 +122,7 @@ def _nearest(
 
     def units(kept: Sequence[int]) -> list[int]:
         # of all leaves that are equal
-        widths = zip(many, kept, steps.units, strict=True)
-        return [k * min(n * of, size) for k, n, size in widths]
+        return [k * n for k, n in zip(many, steps.widths(kept), strict=True)]
 
     least = units([min(n, 1) for n in steps.sizes])
     rest = sum(asked) - sum(least)
@@ -124,10 +136,13 @@ def _nearest(
         above[name] = max(sum(asked[i] for i in members) - low, 0)
     more = apportion(above, rest, above)
     wanted = [low + int(more[name]) for name, low in zip(names, least, strict=True)]
-    kept = [
-        n if want == k * size else want // (k * of)
-        for want, k, size, n in zip(wanted, many, steps.units, steps.sizes, strict=True)
-    ]
+    whole = units(steps.sizes)
+    kept = []
+    for i, last in enumerate(steps.sizes):
+        if wanted[i] == whole[i]:
+            kept.append(last)
+        else:
+            kept.append(wanted[i] // (many[i] * steps.lengths[i]))
     lower = units(kept)
     higher = units([n + 1 for n in kept])
     lost = [

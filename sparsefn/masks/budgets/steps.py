@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,27 +22,35 @@ class Steps(NamedTuple):
     step.
     """
 
-    of: int
     members: list[list[int]]  # numbers of leaves that are equal
     units: list[int]  # of one of them
+    lengths: list[int]  # of a step, in units
 
     @classmethod
     def among(
-        cls, sizes: Mapping[str, int], of: int, equal_across: Sequence[str]
+        cls,
+        sizes: Mapping[str, int],
+        of: int | Mapping[str, int],
+        equal_across: Sequence[str],
     ) -> Steps:
-        """The steps of leaves of these numbers of units.
+        """The steps of leaves of these numbers of units; `of` may be by glob.
 
         Raises ValueError where equal leaves have other numbers of units, or a glob
         matches no leaf.
         """
-        check_globs("in_multiples", list(equal_across), list(sizes))
-        alike: dict[str, list[int]] = {}
+        by_glob = {"*": of} if isinstance(of, int) else of
+        if sizes:
+            check_globs("in_multiples", [*by_glob, *equal_across], list(sizes))
         names = list(sizes)
+        alike: dict[str, list[int]] = {}
+        alone = []
         for i, name in enumerate(names):
             glob = first_match(name, equal_across)
-            # a leaf that is by itself has the name of no glob
-            alike.setdefault(f"={name}" if glob is None else glob, []).append(i)
-        members = list(alike.values())
+            if glob is None:
+                alone.append([i])
+            else:
+                alike.setdefault(glob, []).append(i)
+        members = sorted([*alike.values(), *alone])
         for first, *others in members:
             for other in others:
                 if sizes[names[other]] != sizes[names[first]]:
@@ -50,19 +59,30 @@ class Steps(NamedTuple):
                         f"equal_across, got {sizes[names[first]]} at {names[first]!r} "
                         f"and {sizes[names[other]]} at {names[other]!r}"
                     )
-        return cls(of, members, [sizes[names[first]] for first, *_ in members])
+        lengths = []
+        for equal in members:
+            globs = [first_match(names[i], by_glob) for i in equal]
+            own = [by_glob[glob] for glob in globs if glob is not None]
+            lengths.append(math.lcm(*own))
+        return cls(members, [sizes[names[first]] for first, *_ in members], lengths)
 
     @property
     def sizes(self) -> list[int]:
         """How many steps it is from no unit to all."""
-        return [-(-units // self.of) for units in self.units]
+        pairs = zip(self.units, self.lengths, strict=True)
+        return [-(-units // length) for units, length in pairs]
+
+    def widths(self, kept: Sequence[int]) -> list[int]:
+        """The units that one of the equal leaves keeps at so many steps."""
+        rows = zip(kept, self.lengths, self.units, strict=True)
+        return [min(n * length, units) for n, length, units in rows]
 
     def counts(self, kept: Sequence[int]) -> list[int]:
         """The units that each leaf keeps at so many steps."""
         found = [0] * sum(map(len, self.members))
-        for members, units, n in zip(self.members, self.units, kept, strict=True):
+        for members, width in zip(self.members, self.widths(kept), strict=True):
             for i in members:
-                found[i] = min(n * self.of, units)
+                found[i] = width
         return found
 
     def scores(self, of_units: Sequence[Any]) -> list[Any]:
@@ -70,11 +90,12 @@ class Steps(NamedTuple):
         the units that a step adds, of which the best come first.
         """
         found = []
-        for members in self.members:
+        for members, length in zip(self.members, self.lengths, strict=True):
             best = np.stack([-np.sort(-of_units[i].reshape(-1)) for i in members])
-            added = range(0, best.shape[1], self.of)
-            if self.of == 1 and len(members) == 1:
+            starts = range(0, best.shape[1], length)
+            if length == 1 and len(members) == 1:
                 found.append(best[0])
             else:
-                found.append(np.array([best[:, n : n + self.of].mean() for n in added]))
+                added = [best[:, n : n + length].mean() for n in starts]
+                found.append(np.array(added))
         return found

@@ -58,7 +58,7 @@ class Within:
     unit: str
     priced: UnitCosts = dataclasses.field(repr=False)
     prefer: Prefer = dataclasses.field(repr=False)
-    multiple_of: int = 1
+    multiple_of: int | Mapping[str, int] = 1
     equal_across: tuple[str, ...] = ()
 
     @property
@@ -137,7 +137,9 @@ class Within:
             limit = start - Fraction(way) * (start - Fraction(self.limit))
         least = cost(levels(0))
         if least > limit:
-            one = "one unit" if self.multiple_of == 1 else f"{self.multiple_of} units"
+            one = "one unit"
+            if self.multiple_of != 1:
+                one = f"a multiple of {self.multiple_of} units"
             raise ValueError(
                 f"within: expected a limit of {least} {self.unit} or more, which is "
                 f"what {one} of each leaf or set that may lose units costs with the "

@@ -77,6 +77,21 @@ def test_remainders_decide_and_ties_go_to_the_first_name():
     assert B.in_multiples(B.uniform(), 16)({"a": (10,)}, 0.0) == {"a": 10}
 
 
+def test_multiples_may_differ_by_path_and_equal_leaves_have_all_of_them():
+    shapes = {"a": (12,), "b": (12,), "c": (12,)}
+
+    def counts(of, sparsity, across=()):
+        made = B.in_multiples(B.uniform(), of, equal_across=across)
+        return list(made(shapes, sparsity).values())
+
+    assert counts({"a": 4, "[ab]": 3}, 0.4) == [8, 6, 7]
+    assert counts({"a": 4, "[ab]": 3}, 0.6) == [4, 6, 5]
+    assert counts({"a": 4, "b": 6}, 0.0, "[ab]") == [12, 12, 12]
+    # multiples of 4 and of 6 are multiples of 12
+    with pytest.raises(ValueError, match="expected 25 units or more, which is a mult"):
+        counts({"a": 4, "b": 6}, 0.6, "[ab]")
+
+
 def stepwise(cost, sizes, of, alike, limit):
     """Steps come one after the other, as units do in the test of `within`."""
     steps = Steps.among(leaves_sizes(sizes), of, ["*"] if alike else [])
@@ -186,6 +201,14 @@ def test_bad_arguments_are_refused():
         B.in_multiples(uniform, 0)
     with pytest.raises(TypeError, match="in_multiples: expected of to be an int, got"):
         B.in_multiples(uniform, 8.0)
+    with pytest.raises(
+        ValueError, match=r"in_multiples: expected of for '\*' >= 1, got 0"
+    ):
+        B.in_multiples(uniform, {"*": 0})
+    with pytest.raises(ValueError, match="in_multiples: expected of for one glob or"):
+        B.in_multiples(uniform, {})
+    with pytest.raises(ValueError, match="in_multiples: no path matches 'c'; the path"):
+        B.in_multiples(uniform, {"c": 2})(shapes, 0.5)
     for wrong in (3, ["a", 3]):
         with pytest.raises(
             TypeError, match="expected equal_across to be a glob or a list of globs"
@@ -210,8 +233,8 @@ def test_bad_arguments_are_refused():
         B.in_multiples(uniform, 4)({**shapes, "c": (2,)}, 0.625)
     with pytest.raises(
         ValueError,
-        match="within: expected a limit of 8 params or more, which is what 4 units of "
-        "each leaf or set",
+        match="within: expected a limit of 8 params or more, which is what a multiple "
+        "of 4 units of each leaf or set",
     ):
         _ = B.in_multiples(B.within(6, model), 4).counts
     with pytest.raises(
