@@ -83,3 +83,13 @@ def test_a_smaller_llama_is_saved_with_a_smaller_config_and_generates(tmp_path):
     assert torch.equal(
         small.generate(**WORDS, **settings), masked.generate(**WORDS, **settings)
     )
+
+
+@pytest.mark.deep
+def test_no_llama_is_built_of_uneven_widths_yet():
+    # Once this fails, `shrink` can write `per_layer_config`, and the recipes of LLaMA
+    # and of experts are out of date.
+    uneven = {0: {"intermediate_size": 8}}
+    config = transformers.LlamaConfig(**SIZES, per_layer_config=uneven)
+    with pytest.raises(RuntimeError, match="'intermediate_size' is a per-layer attrib"):
+        transformers.LlamaForCausalLM(config)

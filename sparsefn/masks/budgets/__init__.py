@@ -17,6 +17,7 @@ from sparsefn.masks.budgets.distributions import (
     uniform,
 )
 from sparsefn.masks.budgets.filling import UnitCosts
+from sparsefn.masks.budgets.multiples import in_multiples
 from sparsefn.masks.budgets.within import Within as Within
 from sparsefn.masks.budgets.within import within
 
@@ -29,6 +30,7 @@ __all__ = [
     "erdos_renyi",
     "erk",
     "global_",
+    "in_multiples",
     "n_kept",
     "owl",
     "rounded",

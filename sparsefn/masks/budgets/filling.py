@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sparsefn.core.checks import is_number, shown
 from sparsefn.core.tree import check_globs, first_match
+from sparsefn.masks.budgets.steps import Steps
 
 Number = int | float
 Prefer = Literal["uniform", "global"] | Mapping[str, Number | Tensor]
@@ -85,20 +86,19 @@ def fill_up(
 
 
 def levels_of(
-    priced: UnitCosts, prefer: Prefer, free: Sequence[bool]
+    priced: UnitCosts, prefer: Prefer, free: Sequence[bool], steps: Steps
 ) -> tuple[Levels, int]:
-    """The way from one unit each to all, and its last place; leaves that are not free
-    are whole all along.
+    """The way from one step each to all, and its last place; leaves that are not free
+    are whole all along. Equal leaves are preferred as the first of them is.
     """
-    names = list(priced.sizes)
-    sizes = list(priced.sizes.values())
+    every = list(priced.sizes)
+    names = [every[first] for first, *_ in steps.members]
+    sizes = steps.sizes
     scores = _scores(priced, prefer)
     if scores is not None:
+        of_steps = steps.scores([scores[name] for name in every])
         return _by_scores(
-            [
-                scores[name] if may else None
-                for name, may in zip(names, free, strict=True)
-            ],
+            [x if may else None for x, may in zip(of_steps, free, strict=True)],
             sizes,
         )
     shares = []

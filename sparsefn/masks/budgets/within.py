@@ -23,6 +23,7 @@ from sparsefn.masks.budgets.filling import (
     fill_up,
     levels_of,
 )
+from sparsefn.masks.budgets.steps import Steps
 
 Table = Mapping[str, "Sequence[Number] | Mapping[int, Number]"]
 
@@ -49,12 +50,16 @@ class Within:
         unit: What is counted: "flops", "params", "bytes", or the name of a measure.
         priced: What the model costs for each choice of counts.
         prefer: Which units go first.
+        multiple_of: By how many units counts rise.
+        equal_across: Globs of leaves or sets that keep equally many units.
     """
 
     limit: Number
     unit: str
     priced: UnitCosts = dataclasses.field(repr=False)
     prefer: Prefer = dataclasses.field(repr=False)
+    multiple_of: int | Mapping[str, int] = 1
+    equal_across: tuple[str, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -74,7 +79,11 @@ class Within:
         return self.priced.cost(list(counts.values())) + masks
 
     def __repr__(self) -> str:
-        return f"within({self.limit}, unit={self.unit!r})"
+        made = f"within({self.limit}, unit={self.unit!r})"
+        if self.multiple_of == 1 and not self.equal_across:
+            return made
+        across = f", equal_across={[*self.equal_across]}" if self.equal_across else ""
+        return f"in_multiples({made}, {self.multiple_of}{across})"
 
     def __str__(self) -> str:
         rows = [
@@ -113,14 +122,14 @@ class Within:
     def _solve(self, free: tuple[str, ...], way: float) -> dict[str, int]:
         names = list(self.priced.sizes)
         sizes = list(self.priced.sizes.values())
-        levels, last = levels_of(
-            self.priced, self.prefer, [name in free for name in names]
-        )
+        steps = Steps.among(self.priced.sizes, self.multiple_of, self.equal_across)
+        may = [all(names[i] in free for i in members) for members in steps.members]
+        levels, last = levels_of(self.priced, self.prefer, may, steps)
         masks = sum(self.priced.masks.get(name, 0) for name in free)
         whole = self.priced.cost(sizes)
 
         def cost(kept: Sequence[int]) -> Number:
-            return self.priced.cost(kept) + masks
+            return self.priced.cost(steps.counts(kept)) + masks
 
         start = Fraction(whole) + masks
         limit = start
@@ -128,13 +137,16 @@ class Within:
             limit = start - Fraction(way) * (start - Fraction(self.limit))
         least = cost(levels(0))
         if least > limit:
+            one = "one unit"
+            if self.multiple_of != 1:
+                one = f"a multiple of {self.multiple_of} units"
             raise ValueError(
                 f"within: expected a limit of {least} {self.unit} or more, which is "
-                "what one unit of each leaf or set that may lose units costs with "
-                f"the rest of the model, got {shown(self.limit)}"
+                f"what {one} of each leaf or set that may lose units costs with the "
+                f"rest of the model, got {shown(self.limit)}"
             )
         kept = fill_up(cost, levels, last, limit)
-        return dict(zip(names, kept, strict=True))
+        return dict(zip(names, steps.counts(kept), strict=True))
 
 
 @at_compile_time

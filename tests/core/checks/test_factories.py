@@ -83,6 +83,7 @@ CALLS = {
     ],
     sf.budgets: [
         "at_least(erk(), 3)",
+        "in_multiples(erk(), 8, equal_across=['*.up'])",
         "by_path({'head.*': 0.0})",
         "erdos_renyi()",
         "erk(power=0.5)",

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sparsefn.masks.budgets.filling import UnitCosts, check_prefer, fill_up, levels_of
+from sparsefn.masks.budgets.steps import Steps
 
 
 def test_fill_ends_where_no_count_can_rise():
@@ -24,7 +25,12 @@ def test_each_level_has_one_unit_more_of_a_leaf_at_most_and_the_last_has_all(pre
     priced = UnitCosts(
         sizes, sum, lambda: {name: np.arange(n) for name, n in sizes.items()}
     )
-    levels, last = levels_of(priced, prefer, [name != "e" for name in sizes])
+    levels, last = levels_of(
+        priced,
+        prefer,
+        [name != "e" for name in sizes],
+        Steps.among(priced.sizes, 1, []),
+    )
     way = np.array([levels(k) for k in range(last + 1)])
     assert way[-1].tolist() == list(sizes.values())
     assert way[0].tolist() == [5 if prefer == {"a": 0} else 1, 1, 1, 0, 6]
@@ -37,6 +43,7 @@ def test_scores_order_units_and_equal_ones_come_by_leaf():
         priced,
         {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([1.0, 3.0, 2.0])},
         [True, True],
+        Steps.among(priced.sizes, 1, []),
     )
     assert [levels(k) for k in range(last + 1)] == [[1, 1], [1, 2], [2, 2], [2, 3]]
 

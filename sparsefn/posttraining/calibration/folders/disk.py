@@ -7,124 +7,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-_SHOWN = 4  # names in an error
 PLACE = ".stream"  # in the folder that the run makes, until it is whole
-
-
-class StoredTensor(NamedTuple):
-    """A tensor in a file of a folder; `dtype` is as safetensors writes it.
-
-    >>> StoredTensor("model.safetensors", (2, 3), "BF16").shape
-    (2, 3)
-    """
-
-    file: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
-def stored_in(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors in the safetensors files of a model's folder, by name.
-
-    No values are read.
-
-    >>> stored_in(Path("/nowhere"))
-    Traceback (most recent call last):
-        ...
-    ValueError: stream: expected the folder of a model, got '/nowhere', which is no
-    folder
-    """
-    if not folder.is_dir():
-        raise ValueError(
-            f"stream: expected the folder of a model, got {os.fspath(folder)!r}, "
-            "which is no folder"
-        )
-    single = (folder / SINGLE).exists()  # transformers looks for it first
-    if not (folder / "config.json").exists() or not (
-        single or (folder / INDEX).exists()
-    ):
-        there = some(sorted(path.name for path in folder.iterdir()))
-        raise ValueError(
-            f"stream: expected config.json and {SINGLE} or {INDEX} in "
-            f"{os.fspath(folder)!r}, got {there}: write the folder with "
-            "model.save_pretrained"
-        )
-    if single:
-        placed = None
-    else:
-        placed = read_json(folder / INDEX).get("weight_map", {})
-    found = {}
-    for file in [SINGLE] if placed is None else sorted({*placed.values()}):
-        with _opened(folder / file) as inside:
-            for name in inside.keys():  # noqa: SIM118
-                if placed is None or placed.get(name) == file:
-                    one = inside.get_slice(name)
-                    found[name] = StoredTensor(
-                        file, tuple(one.get_shape()), one.get_dtype()
-                    )
-    lost = [name for name in placed or () if name not in found]
-    if lost:
-        raise ValueError(
-            f"stream: {INDEX} names tensors that its files lack: {some(lost)}"
-        )
-    return found
-
-
-def read_tensors(
-    folder: Path, files: Mapping[str, str]
-) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a folder, each in memory of its own, from `{name: file}`; one file is
-    open at a time.
-
-    >>> list(read_tensors(Path("."), {}))
-    []
-    """
-    for file in sorted({*files.values()}):
-        with _opened(folder / file) as inside:
-            for name in sorted(name for name, own in files.items() if own == file):
-                # the file may change or go away
-                yield (name, inside.get_tensor(name).clone())
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        inside = safe_open(file, framework="pt")  # type: ignore[no-untyped-call, unused-ignore]
-    except (SafetensorError, OSError) as error:
-        raise ValueError(
-            f"stream: expected a safetensors file at {os.fspath(file)!r}, but: {error}"
-        ) from None
-    with inside as one:
-        yield one
-
-
-def read_json(file: Path) -> Any:
-    """What a file of JSON holds.
-
-    >>> read_json(Path("/nowhere"))
-    Traceback (most recent call last):
-        ...
-    ValueError: stream: expected a file of JSON at '/nowhere', but: [Errno 2] No such
-    file or directory: '/nowhere'
-    """
-    try:
-        return json.loads(file.read_text("utf-8"))
-    except (ValueError, OSError) as error:
-        raise ValueError(
-            f"stream: expected a file of JSON at {os.fspath(file)!r}, but: {error}"
-        ) from None
 
 
 def stored_as(config: Mapping[str, Any]) -> str:
@@ -182,10 +73,11 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
     After a crash it is there as a whole, or as it was before.
 
     >>> import tempfile
+    >>> from safetensors.torch import load_file
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_tensors(Path(folder, "a.safetensors"), {"x": torch.ones(2)})
-    ...     list(read_tensors(Path(folder), {"x": "a.safetensors"}))
-    [('x', tensor([1., 1.]))]
+    ...     load_file(Path(folder, "a.safetensors"))
+    {'x': tensor([1., 1.])}
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -209,7 +101,7 @@ def write_json(file: Path, value: object) -> None:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_json(Path(folder, "a.json"), {"x": 1})
-    ...     read_json(Path(folder, "a.json"))
+    ...     json.loads(Path(folder, "a.json").read_text())
     {'x': 1}
     """
     write_whole(
@@ -286,16 +178,3 @@ def digest_of(x: Tensor) -> str:
     row = x.detach().cpu().contiguous().reshape(-1)
     digest.update(row.view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def some(names: Iterable[object]) -> str:
-    """The first names of many, for errors.
-
-    >>> some("abcdef")
-    "'a', 'b', 'c', 'd' and 2 more"
-    """
-    every = [*map(repr, names)]
-    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    if every:
-        return ", ".join(every[:_SHOWN]) + more
-    return "nothing"

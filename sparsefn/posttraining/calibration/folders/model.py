@@ -24,18 +24,20 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsefn.core.state import Where
 from sparsefn.core.tree.where import matching
-from sparsefn.nn.modules.wrappers import Named
-from sparsefn.posttraining.calibration.blocks import Block, is_inside
-from sparsefn.posttraining.calibration.folders.disk import (
+from sparsefn.nn.checkpoint.folders import (
     INDEX,
-    PLACE,
     StoredTensor,
-    digest_of,
     read_json,
     read_tensors,
     some,
-    stored_as,
     stored_in,
+)
+from sparsefn.nn.modules.wrappers import Named
+from sparsefn.posttraining.calibration.blocks import Block, is_inside
+from sparsefn.posttraining.calibration.folders.disk import (
+    PLACE,
+    digest_of,
+    stored_as,
     without_sparsity,
     write_json,
     write_tensors,
@@ -124,7 +126,7 @@ def open_folder(
             "stream: expected blocks to be a sequence, with an entry a block, got "
             f"{blocks!r}"
         )
-    stored = stored_in(folder)
+    stored = stored_in("stream", folder)
     dtype = next(
         (_PLAIN[one.dtype] for one in stored.values() if one.dtype in _PLAIN),
         torch.float32,
@@ -285,7 +287,7 @@ def _of_config(folder: Path, dtype: torch.dtype) -> nn.Module:
     config = transformers.AutoConfig.from_pretrained(
         os.fspath(folder), local_files_only=True
     )
-    how = stored_as(read_json(folder / "config.json"))
+    how = stored_as(read_json("stream", folder / "config.json"))
     if how:
         raise ValueError(
             "stream: expected weights that are numbers, but config.json of "
@@ -406,7 +408,7 @@ def read_leaves(
     found: dict[str, Tensor] = {}
     digests: dict[str, str] = {}
     for name, tensor in read_tensors(
-        folder, {name: stored[name].file for name in owner}
+        "stream", folder, {name: stored[name].file for name in owner}
     ):
         digests[name] = digest_of(tensor)
         first = owner[name].names[0]
@@ -453,7 +455,8 @@ def check_part(
     ...     check_part(folder, Path(out), "", {})
     """
     tensors = _named(folder, path, weights)
-    for name, old in read_tensors(out, dict.fromkeys(tensors, _file(folder, path))):
+    files = dict.fromkeys(tensors, _file(folder, path))
+    for name, old in read_tensors("stream", out, files):
         if digest_of(old) != digest_of(tensors[name]):
             raise ValueError(
                 f"stream: expected the run that was killed in {os.fspath(out)!r}, but "
@@ -485,7 +488,7 @@ def finish(folder: ModelFolder, out: Path) -> None:
             if file.is_file() and not weights and not file.name.startswith("."):
                 (to := out / file.relative_to(folder.path)).parent.mkdir(exist_ok=True)
                 write_whole(to, partial(shutil.copyfile, file))
-    said = read_json(folder.path / "config.json")
+    said = read_json("stream", folder.path / "config.json")
     if without_sparsity(said) != said:
         write_json(out / "config.json", without_sparsity(said))
     placed = dict[str, str]()

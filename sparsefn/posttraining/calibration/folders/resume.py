@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from sparsefn.core.state import State, Where, everywhere
 from sparsefn.core.tree import Tree, flatten
+from sparsefn.nn.checkpoint.folders import StoredTensor, read_json, some
 from sparsefn.nn.modules.calls import Call, quiet_call
 from sparsefn.posttraining.calibration.cache import (
     BrokenChainError,
@@ -38,11 +39,8 @@ from sparsefn.posttraining.calibration.capture import (
 )
 from sparsefn.posttraining.calibration.folders.disk import (
     PLACE,
-    StoredTensor,
     digest_of,
     naming,
-    read_json,
-    some,
     write_json,
     write_whole,
 )
@@ -154,7 +152,7 @@ def journal_in(out: Path, run: Mapping[str, str]) -> Journal:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, {"run": dict(run), "parts": []})
         return Journal(out, run, ())
-    before = read_json(file)
+    before = read_json("stream", file)
     others = [name for name in run if before["run"].get(name) != run[name]]
     if others:
         raise ValueError(

@@ -18,6 +18,7 @@ from sparsefn._engine.processes import agree, agreement, check_alike
 from sparsefn.core.checks import check_call
 from sparsefn.core.state import Algorithm, State, Where, effective, everywhere
 from sparsefn.core.tree import Tree, flatten, leaves_of
+from sparsefn.nn.checkpoint.folders import INDEX, some
 from sparsefn.nn.distributed.by_rows import by_rows
 from sparsefn.nn.distributed.ends import everyone
 from sparsefn.nn.modules.calls import Call, Example, as_call
@@ -28,7 +29,7 @@ from sparsefn.posttraining.calibration.blocks import (
     prune_part,
 )
 from sparsefn.posttraining.calibration.cache import BrokenChainError
-from sparsefn.posttraining.calibration.folders.disk import INDEX, PLACE, some
+from sparsefn.posttraining.calibration.folders.disk import PLACE
 from sparsefn.posttraining.calibration.folders.model import (
     OUTSIDE,
     ModelFolder,

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from sparsefn.posttraining.calibration.folders.disk import StoredTensor, stored_in
+from sparsefn.nn.checkpoint.folders import StoredTensor, stored_in
 from sparsefn.posttraining.calibration.folders.model import (
     OUTSIDE,
     check_part,
@@ -214,7 +214,7 @@ def edited(folder, **changes):
 
 def leaves_of_folder(folder, make=None):
     model = empty_model(folder, make, torch.float32)
-    return leaves_in(model, stored_in(folder))
+    return leaves_in(model, stored_in("stream", folder))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -235,7 +235,7 @@ def test_it_is_the_model_that_from_pretrained_makes(tmp_path, make, dtype):
         and not model.training
         and all(p.is_meta for p in model.parameters())
     )
-    stored = stored_in(folder)
+    stored = stored_in("stream", folder)
     values, _ = read_leaves(folder, stored, leaves_in(model, stored))
     expected, buffers = whole.state_dict(), dict(whole.named_buffers())
     assert {*values} == {name for name, _ in whole.named_parameters()} | {
@@ -255,7 +255,10 @@ def test_it_is_the_model_that_from_pretrained_makes(tmp_path, make, dtype):
 
 def test_what_16_bits_are_too_few_for_stays_in_float32(tmp_path):
     folder = tiny_lms.folder_of(tiny_lms.t5, tmp_path / "t5", torch.float16)
-    whole, stored = type(tiny_lms.t5()).from_pretrained(folder), stored_in(folder)
+    whole, stored = (
+        type(tiny_lms.t5()).from_pretrained(folder),
+        stored_in("stream", folder),
+    )
     values, _ = read_leaves(
         folder, stored, leaves_in(empty_model(folder, None, torch.float32), stored)
     )
@@ -307,7 +310,10 @@ def test_the_dtype_is_that_of_the_config_or_else_of_the_files(tmp_path):
         == torch.bfloat16
     )
     (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
-    model, stored = empty_model(folder, None, torch.bfloat16), stored_in(folder)
+    model, stored = (
+        empty_model(folder, None, torch.bfloat16),
+        stored_in("stream", folder),
+    )
     values, _ = read_leaves(folder, stored, leaves_in(model, stored))
     assert all(x.dtype == torch.float32 for x in values.values())
 
@@ -421,7 +427,10 @@ def test_tied_leaves_may_be_stored_twice_if_they_are_equal(tmp_path):
         n: x for f in folder.glob("*.safetensors") for n, x in load_file(f).items()
     }["model.embed_tokens.weight"]
     edited(folder, **{"lm_head.weight": embedding.clone()})
-    model, stored = empty_model(folder, None, torch.float32), stored_in(folder)
+    model, stored = (
+        empty_model(folder, None, torch.float32),
+        stored_in("stream", folder),
+    )
     leaf = next(leaf for leaf in leaves_in(model, stored) if len(leaf.names) > 1)
     assert leaf.names == leaf.stored == ("model.embed_tokens.weight", "lm_head.weight")
     values, before = read_leaves(folder, stored, [leaf])
@@ -434,7 +443,7 @@ def test_tied_leaves_may_be_stored_twice_if_they_are_equal(tmp_path):
         match="expected tied tensors to be equal, got others at "
         "'model.embed_tokens.weight', 'lm_",
     ):
-        read_leaves(folder, stored_in(folder), [leaf])
+        read_leaves(folder, stored_in("stream", folder), [leaf])
     edited(
         folder,
         **{
@@ -443,24 +452,27 @@ def test_tied_leaves_may_be_stored_twice_if_they_are_equal(tmp_path):
         },
     )
     leaf = leaf._replace(stored=leaf.stored[:1])
-    assert read_leaves(folder, stored_in(folder), [leaf])[1] != before
+    assert read_leaves(folder, stored_in("stream", folder), [leaf])[1] != before
 
 
 def test_a_digest_sees_every_bit(folder):
-    model, stored = empty_model(folder, None, torch.float32), stored_in(folder)
+    model, stored = (
+        empty_model(folder, None, torch.float32),
+        stored_in("stream", folder),
+    )
     leaves = leaves_in(model, stored)[:3]
     _, before = read_leaves(folder, stored, leaves)
     assert read_leaves(folder, stored, leaves[::-1])[1] == before
     edited(folder)
-    assert read_leaves(folder, stored_in(folder), leaves)[1] == before, (
+    assert read_leaves(folder, stored_in("stream", folder), leaves)[1] == before, (
         "the files that tensors are in do not matter"
     )
-    changed = read_leaves(folder, stored_in(folder), leaves)[0][
+    changed = read_leaves(folder, stored_in("stream", folder), leaves)[0][
         leaves[1].names[0]
     ].clone()
     changed.view(torch.int32)[0] ^= 1
     edited(folder, **{leaves[1].stored[0]: changed})
-    assert read_leaves(folder, stored_in(folder), leaves)[1] != before
+    assert read_leaves(folder, stored_in("stream", folder), leaves)[1] != before
 
 
 CPU = torch.device("cpu")

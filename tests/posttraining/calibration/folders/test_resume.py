@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import sparsefn as sf
-from sparsefn.posttraining.calibration.folders.disk import StoredTensor
+from sparsefn.nn.checkpoint.folders import StoredTensor
 from sparsefn.posttraining.calibration.folders.resume import (
     Part,
     digest_of_batches,
