@@ -118,7 +118,7 @@ def _form(pattern: Pattern) -> Form:
 def _fits(pattern: Pattern, shape: Box) -> bool:
     scores = torch.zeros(shape, device="cpu")
     try:
-        topk_mask(scores, torch.zeros((), dtype=torch.int64), pattern=pattern)
+        topk_mask(scores, scores.new_zeros((), dtype=torch.int64), pattern=pattern)
     except ValueError:
         return False
     return True
