@@ -299,6 +299,11 @@ ROWS += [
         GATES._replace(pattern=NM),
     ),
     Row(
+        "prox_sparse",
+        lambda s, key, _: sf.methods.prox_sparse(1.0, axis=-1, frozen=0.1),
+        GATES._replace(pattern=NM),
+    ),
+    Row(
         "wanda",
         lambda s, key, params: sf.methods.wanda(s, calibrated(params)),
         TRAINED._replace(pattern=ROW_BALANCED),

@@ -721,6 +721,11 @@ ROWS = [
         Meta(exact_count=False, when=NEVER, start="other", **LEARNED, **FIXED),
     ),
     Row(
+        "nm_prox",
+        lambda s, key, _: sf.reparametrised(sf.reparam.nm_prox(1.0, NM.pattern)),
+        Meta(exact_count=False, when=NEVER, start="other", **LEARNED, **FIXED),
+    ),
+    Row(
         "supermask",
         lambda s, key, _: sf.supermask(s, key=key),
         Meta(

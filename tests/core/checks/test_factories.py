@@ -138,6 +138,7 @@ CALLS = {
         "hard_concrete(droprate=0.1, pattern=channel(axis=0, norm=1))",
         "low_rank(8, 16.0, dropout=0.1)",
         "mask_choices(nm(1, 2, axis=-1), scale=10.0)",
+        "nm_prox(0.5, nm(1, 2, axis=-1))",
         "power(2.0)",
         "sigmoid_gate(200.0, init=-0.1)",
         "soft_nm(2, 4)",
