@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparsefn._engine.numbers import Real, back, falling
+from sparsefn._engine.leaves import one_by_one
+from sparsefn._engine.numbers import Real, back, falling, like
 from sparsefn._engine.processes import check_plain
+from sparsefn._engine.transforms import differentiated
 from sparsefn.algorithms.reparam.base import Reparametrisation
 from sparsefn.core.checks import described, is_int, is_number
 from sparsefn.core.schedules import as_schedule
@@ -20,8 +22,8 @@ from sparsefn.masks.patterns.kinds import Pattern, nm
 from sparsefn.masks.patterns.units import Units, from_rows, to_rows, units_of_leaves
 from sparsefn.masks.select import topk_mask
 
-_RISES = 4  # Newton steps in which z rises to its full length
-_STEPS = 6  # Newton steps at its full length
+# of z at Newton's steps: it rises to its full length, and stays there
+_SHARES = (0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
 
 @described
@@ -78,7 +80,8 @@ def nm_prox(strength: Level, pattern: Pattern = nm(2, 4)) -> Reparametrisation:
         for path, leaf in leaves.items():
             check_plain("nm_prox", path, leaf)
         units_of_leaves(pattern, leaves)  # raises for leaves that it does not fit
-        return {"base": dict(leaves), "latent": dict(leaves)}
+        trained = {path: leaf.clone() for path, leaf in leaves.items()}
+        return {"base": dict(leaves), "latent": trained}
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
         weights = dict(latents["latent"])
@@ -108,18 +111,26 @@ def _moved(units: Units, v: Tensor, n: int, strength: Real) -> Tensor:
     # The proximal operator of every group of a leaf.
     rows = to_rows(units, v).double()
     order = falling(rows.abs())
-    largest_first = rows.abs().gather(-1, order).movedim(-1, 0)
-    size = back(proximal_sizes(largest_first, n, strength).movedim(0, -1), order)
+    z = rows.abs().gather(-1, order).movedim(-1, 0)
+    factor = like(rows, strength)
+    x = _proximal(z.detach(), n, factor.detach())
+    if differentiated(z, factor):
+        # One more step of Newton's method has the derivatives of the end of all steps.
+        positive = (x > 0).to(x.dtype)
+        stepped = torch.stack(_newton_step(x, z, n, factor, positive))
+        moves = (x > 0) & stepped.isfinite()
+        x = torch.where(moves, x - (stepped.detach() - stepped), x)
+    size = back(x.movedim(0, -1), order)
     moved = torch.where(size == 0, 0.0, torch.sign(rows) * size)
     return from_rows(units, moved).to(v.dtype)
 
 
-def proximal_sizes(z: Tensor, n: int, strength: Real) -> Tensor:
+def proximal_sizes(z: Tensor, n: int, strength: Tensor) -> Tensor:
     """The x >= 0 with the smallest |x - z|^2 / 2 + strength * (the sum over all n + 1
     entries of their product).
 
     >>> z = torch.tensor([[0.9], [0.8], [0.1], [0.1]], dtype=torch.float64)
-    >>> proximal_sizes(z, 2, 0.5).T
+    >>> proximal_sizes(z, 2, torch.tensor(0.5)).T
     tensor([[0.8974, 0.7973, 0.0650, 0.0650]], dtype=torch.float64)
 
     `z` is (m, groups), float64, the largest entries of a group first; n is 1 or 2.
@@ -134,40 +145,54 @@ def proximal_sizes(z: Tensor, n: int, strength: Real) -> Tensor:
     best = torch.cat([z[:n], torch.zeros_like(z[n:])])
     cost = _cost(best, z, n, strength)
     for k in range(n + 1, len(z) + 1):
-        x = torch.cat([_stationary(z[:k], n, strength), torch.zeros_like(z[k:])])
-        its_cost = _cost(x, z, n, strength)
+        x = torch.zeros_like(z[:k])
+        for share in _SHARES:
+            stepped = _newton_step(x, share * z[:k], n, strength, torch.ones_like(x))
+            x = torch.stack(stepped).clamp_min(0.0)
+        every = torch.cat([x, torch.zeros_like(z[k:])])
+        its_cost = _cost(every, z, n, strength)
         better = its_cost < cost  # never for NaN, as of infinite weights
-        best = torch.where(better, x, best)
+        best = torch.where(better, every, best)
         cost = torch.where(better, its_cost, cost)
     return best
 
 
-def _cost(x: Tensor, z: Tensor, n: int, strength: Real) -> Tensor:
+# Opaque to the compiler, for which this is a graph of thousands of nodes.
+_proximal = torch.library.custom_op(
+    "sparsefn::proximal_sizes", proximal_sizes, mutates_args=()
+)
+_proximal.register_fake(
+    lambda z, *_: torch.empty_like(z, memory_format=torch.contiguous_format)
+)
+one_by_one(_proximal)
+
+
+def _cost(x: Tensor, z: Tensor, n: int, strength: Tensor) -> Tensor:
     cost = strength * _products(list(x), n + 1, torch.ones_like(x[0]))
     for own, target in zip(x, z, strict=True):
-        cost = cost + 0.5 * (own - target) ** 2
+        cost = cost + 0.5 * (own - target).square()
     return cost
 
 
-def _stationary(z: Tensor, n: int, strength: Real) -> Tensor:
-    one = torch.ones_like(z[0])
-    x = [torch.zeros_like(row) for row in z]
+def _newton_step(
+    x: Tensor, z: Tensor, n: int, strength: Tensor, free: Tensor
+) -> list[Tensor]:
+    # Only rows move of which `free` is 1 and not 0.
+    one = torch.ones_like(x[0])
     places = range(len(x))
-    shares = [(rise + 1) / _RISES for rise in range(_RISES)] + [1.0] * _STEPS
-    for share in shares:
-        downhill = []
-        hessian = [[one for _ in places] for _ in places]
-        for i in places:
-            others = [x[j] for j in places if j != i]
-            slope = x[i] + strength * _products(others, n, one)
-            downhill.append(share * z[i] - slope)
-            for j in places[:i]:
-                others = [x[k] for k in places if k not in (i, j)]
-                hessian[i][j] = strength * _products(others, n - 1, one)
-                hessian[j][i] = hessian[i][j]
-        newton = _solved(hessian, downhill)
-        x = [(own + move).clamp_min(0.0) for own, move in zip(x, newton, strict=True)]
-    return torch.stack(x)
+    downhill = []
+    hessian = [[one for _ in places] for _ in places]
+    for i in places:
+        others = [x[j] for j in places if j != i]
+        slope = x[i] + strength * _products(others, n, one)
+        downhill.append(free[i] * (z[i] - slope))
+        for j in places[:i]:
+            others = [x[k] for k in places if k not in (i, j)]
+            curvature = strength * _products(others, n - 1, one)
+            hessian[i][j] = free[i] * free[j] * curvature
+            hessian[j][i] = hessian[i][j]
+    move = _solved(hessian, downhill)
+    return [own + by for own, by in zip(x, move, strict=True)]
 
 
 def _products(x: Sequence[Tensor], degree: int, one: Tensor) -> Tensor:

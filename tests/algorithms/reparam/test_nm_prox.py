@@ -9,7 +9,7 @@ import torch
 from golden_data import cases
 
 import sparsefn as sf
-from sparsefn.algorithms.reparam.nm_prox import proximal_sizes
+from sparsefn.algorithms.reparam.nm_prox import proximal_sizes as sizes_of
 
 nm_prox, nm, KEY = sf.reparam.nm_prox, sf.patterns.nm, sf.random.key(0)
 
@@ -21,6 +21,11 @@ def moved(weight, strength, pattern=nm(2, 4)):
     new = map_.project(latents, 0)
     torch.testing.assert_close(new["base"]["w"], weight, rtol=0, atol=0, equal_nan=True)
     return new["latent"]["w"]
+
+
+def proximal_sizes(z, n, strength):
+    """The operator at a plain number."""
+    return sizes_of(z, n, torch.tensor(strength, dtype=torch.float64))
 
 
 def products(x, degree):
@@ -119,6 +124,25 @@ def test_the_penalty_scales_with_the_weights():
     torch.testing.assert_close(moved(4.0 * weight, 0.25), 4.0 * moved(weight, 1.0))
 
 
+def test_its_derivative_is_the_limit_of_differences():
+    torch.manual_seed(3)
+    weight = torch.randn(5, 8, dtype=torch.float64)
+    way = torch.randn(5, 8, dtype=torch.float64)
+    after = torch.func.jvp(lambda w: moved_alone(w), (weight,), (way,))[1]
+    far = moved_alone(weight + 1e-6 * way) - moved_alone(weight - 1e-6 * way)
+    torch.testing.assert_close(after, far / 2e-6, rtol=1e-6, atol=1e-6)
+    pulled = torch.func.vjp(moved_alone, weight)[1](way)[0]
+    torch.testing.assert_close((pulled * way).sum(), (after * way).sum())
+
+
+def moved_alone(weight):
+    """One leaf after the proximal step, without checks."""
+    map_ = nm_prox(0.4)
+    return map_.project({"base": {"w": weight}, "latent": {"w": weight}}, 0)["latent"][
+        "w"
+    ]
+
+
 def test_what_is_not_finite_keeps_two():
     nan, inf = float("nan"), float("inf")
     weight = torch.tensor([[nan, 1.0, 2.0, 3.0], [inf, 1.0, -inf, 3.0]])
@@ -152,6 +176,12 @@ def test_settled_is_the_first_weights_under_the_largest_trained_ones():
     weights, masks = map_.settled(latents, 0)
     assert weights["w"].tolist() == [[5.0, 0.0, 0.0, 8.0]]
     assert masks["w"].tolist() == [[True, False, False, True]]
+
+
+def test_trained_weights_do_not_share_the_memory_of_the_frozen_ones():
+    latents = nm_prox(0.5).init({"w": torch.ones(2, 4)}, KEY)
+    latents["latent"]["w"].zero_()
+    assert latents["base"]["w"].all()
 
 
 def test_the_strength_follows_its_schedule():
