@@ -20,6 +20,7 @@ from property_tests.registry import (
     SALIENCY,
     SHOT,
     SYNFLOW,
+    first_entry,
     quadratic,
     swap,
     weighed,
@@ -297,6 +298,20 @@ ROWS += [
         "maskllm",
         lambda s, key, _: sf.methods.maskllm(axis=-1, steps=4, norm=0.1, key=key),
         GATES._replace(pattern=NM),
+    ),
+    Row(
+        "maskpro",
+        lambda s, key, _: sf.methods.maskpro(
+            axis=-1, loss=first_entry, scale=0.5, key=key
+        ),
+        Meta(
+            start="magnitude",
+            stochastic="anew",
+            pruned="keep",
+            scale_free=False,
+            permutes=False,
+            **HALF,
+        ),
     ),
     Row(
         "prox_sparse",

@@ -211,3 +211,32 @@ def test_prox_sparse_is_drawn_back_to_its_first_weights():
 def test_bad_arguments_of_prox_sparse(make, error, text):
     with pytest.raises(error, match=re.escape(text)):
         make()
+
+
+def test_maskpro_finds_the_masks_of_a_small_layer_that_trying_all_finds():
+    torch.manual_seed(0)
+    weight = torch.randn(1, 4)
+    x = torch.randn(64, 4) @ torch.randn(4, 4)
+
+    def loss(w):
+        return (x @ (w - weight).T).square().mean()
+
+    algorithm = sf.with_optimizer(
+        sf.methods.maskpro(scale=0.0, decay=0.9), sf.optimizers.sgd(0.02)
+    )
+    state = algorithm.init({"w": weight, "loss": torch.tensor(0.0)})
+    for step in range(400):
+        grads = {"w": torch.zeros(1, 4), "loss": loss(sf.effective(state)["w"])}
+        state = algorithm.update(state, grads, step)
+    masks = [
+        torch.tensor([i in kept for i in range(4)])
+        for kept in itertools.combinations(range(4), 2)
+    ]
+    best = torch.stack([loss(weight * mask) for mask in masks]).amin()
+    settled = sf.effective(sf.settled(algorithm, state))
+    torch.testing.assert_close(loss(settled["w"]), best)
+
+
+def test_maskpro_refuses_more_weights_than_a_group_has():
+    with pytest.raises(ValueError, match=re.escape("nm: expected n <= m, got n=5")):
+        sf.methods.maskpro(5, 4)

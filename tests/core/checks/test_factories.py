@@ -64,6 +64,7 @@ CALLS = {
         "one_shot(0.5, saliency, pruned='keep')",
         "partition([('head.*', dense()), (['*.weight'], static(0.5))])",
         "phases([(0, static(0.5, init='magnitude')), (2, dense())])",
+        "policy_masks(nm(1, 2, axis=-1), scale=1.0)",
         "reparametrised(soft_threshold(init=0.0), set(0.5))",
         "rewrite(signs, when=at([0]), pruned='train')",
         "rewinding(dense(), to=at([2]), when=every(5))",
