@@ -30,11 +30,11 @@ _SHARES = (0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 def nm_prox(strength: Level, pattern: Pattern = nm(2, 4)) -> Reparametrisation:
     """w = v, moved towards n of m at each step; the largest |v| are the mask of W.
 
-    >>> map_ = sf.reparam.nm_prox(0.5)
+    >>> map_ = sf.reparam.nm_prox(0.1)
     >>> latents = map_.init({"w": torch.tensor([[4.0, -3.0, 0.5, 0.1]])}, None)
-    >>> latents["latent"]["w"] = torch.tensor([[0.9, -0.1, 0.1, 0.8]])
+    >>> latents["latent"]["w"] = torch.tensor([[0.9, -0.6, 0.5, 0.8]])
     >>> map_.project(latents, 0)["latent"]["w"]
-    tensor([[ 0.8974, -0.0650,  0.0650,  0.7973]])
+    tensor([[ 0.8215, -0.4852,  0.3671,  0.7122]])
     >>> map_.settled(latents, 0)[0]
     {'w': tensor([[4.0000, 0.0000, 0.0000, 0.1000]])}
 
@@ -129,9 +129,11 @@ def proximal_sizes(z: Tensor, n: int, strength: Tensor) -> Tensor:
     """The x >= 0 with the smallest |x - z|^2 / 2 + strength * (the sum over all n + 1
     entries of their product).
 
-    >>> z = torch.tensor([[0.9], [0.8], [0.1], [0.1]], dtype=torch.float64)
-    >>> proximal_sizes(z, 2, torch.tensor(0.5)).T
-    tensor([[0.8974, 0.7973, 0.0650, 0.0650]], dtype=torch.float64)
+    >>> z = torch.tensor([[0.9], [0.8], [0.6], [0.5]], dtype=torch.float64)
+    >>> proximal_sizes(z, 2, torch.tensor(0.1)).T
+    tensor([[0.8215, 0.7122, 0.4852, 0.3671]], dtype=torch.float64)
+    >>> proximal_sizes(z, 2, torch.tensor(2.0)).T
+    tensor([[0.9000, 0.8000, 0.0000, 0.0000]], dtype=torch.float64)
 
     `z` is (m, groups), float64, the largest entries of a group first; n is 1 or 2.
 
