@@ -20,6 +20,7 @@ from property_tests.registry import (
     SALIENCY,
     SHOT,
     SYNFLOW,
+    first_entry,
     quadratic,
     swap,
     weighed,
@@ -296,6 +297,25 @@ ROWS += [
     Row(
         "maskllm",
         lambda s, key, _: sf.methods.maskllm(axis=-1, steps=4, norm=0.1, key=key),
+        GATES._replace(pattern=NM),
+    ),
+    Row(
+        "maskpro",
+        lambda s, key, _: sf.methods.maskpro(
+            axis=-1, loss=first_entry, scale=0.5, key=key
+        ),
+        Meta(
+            start="magnitude",
+            stochastic="anew",
+            pruned="keep",
+            scale_free=False,
+            permutes=False,
+            **HALF,
+        ),
+    ),
+    Row(
+        "prox_sparse",
+        lambda s, key, _: sf.methods.prox_sparse(1.0, axis=-1, frozen=0.1),
         GATES._replace(pattern=NM),
     ),
     Row(

@@ -39,6 +39,10 @@ INPUTS: Mapping[str, Sequence[tuple[Any, ...]]] = {
         (NARROW, [1, 6], "sum", 0.0),
         (W.double(), [4, 1], "max", 0.0),
     ],
+    "proximal_sizes": [
+        (W.abs().double().sort(0, descending=True).values, 2, torch.tensor(0.5)),
+        (W[:2].abs().double().flip(1), 1, torch.tensor(0.5, dtype=torch.float64)),
+    ],
     "refit": [(W, HESSIAN, FLAGS, 0.01, None), (W, HESSIAN, FLAGS, 0.01, 2 * W)],
     "reinterpreted": [(W, torch.int32), (NARROW, torch.int16)],
     "swaps": [(W, HESSIAN, FLAGS, 3, 5)],

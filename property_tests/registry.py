@@ -8,6 +8,7 @@ from typing import Any
 import optree
 import torch
 import torchopt
+from torch import Tensor
 
 import sparsefn as sf
 from property_tests.layouts import (
@@ -204,6 +205,13 @@ SWAP = Meta(
 swap: dict[str, Any] = {"when": ALWAYS, "drop_fraction": FADING}
 # The pattern says the sparsity: it has no ends, and may not be a tensor.
 FIXED: dict[str, Any] = {"pattern": NM, "baseline": None}
+
+
+def first_entry(grads: Tree) -> Tensor:
+    """A loss for algorithms that read one beside the gradients."""
+    return optree.tree_leaves(grads)[0].reshape(-1)[:1].sum()
+
+
 # The scores say how many are kept: neither the sparsity nor the scale does.
 COUNTED: dict[str, Any] = {
     "exact_count": False,
@@ -719,6 +727,25 @@ ROWS = [
             sf.reparam.mask_choices(NM.pattern, scale=10.0), key=key
         ),
         Meta(exact_count=False, when=NEVER, start="other", **LEARNED, **FIXED),
+    ),
+    Row(
+        "nm_prox",
+        lambda s, key, _: sf.reparametrised(sf.reparam.nm_prox(1.0, NM.pattern)),
+        Meta(exact_count=False, when=NEVER, start="other", **LEARNED, **FIXED),
+    ),
+    Row(
+        "policy_masks",
+        lambda s, key, _: sf.policy_masks(
+            NM.pattern, loss=first_entry, scale=0.5, key=key
+        ),
+        Meta(
+            start="magnitude",
+            stochastic="anew",
+            pruned="keep",
+            scale_free=False,
+            permutes=False,
+            **FIXED,
+        ),
     ),
     Row(
         "supermask",

@@ -27,6 +27,7 @@ from sparsefn.algorithms.combine.with_optimizer import (
 from sparsefn.algorithms.combine.with_terms import with_terms
 from sparsefn.algorithms.drop_grow import drop_grow, rigl, snfs
 from sparsefn.algorithms.drop_grow import set as set
+from sparsefn.algorithms.policy_masks import policy_masks
 from sparsefn.algorithms.prune import gmp, iterative, one_shot, ste
 from sparsefn.algorithms.reparametrised import reparametrised, settled
 from sparsefn.algorithms.rewrite import rewrite
@@ -138,6 +139,7 @@ __all__ = [
     "patterns",
     "permutation",
     "phases",
+    "policy_masks",
     "random",
     "redistribute",
     "reparam",

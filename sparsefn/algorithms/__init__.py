@@ -1,6 +1,7 @@
 """Sparse training algorithms: one family a file, each a pure `init` and `update`."""
 
 from sparsefn.algorithms.drop_grow import drop_grow, rigl, set, snfs
+from sparsefn.algorithms.policy_masks import policy_masks
 from sparsefn.algorithms.prune import gmp, iterative, one_shot, ste
 from sparsefn.algorithms.reparam import Reparametrisation
 from sparsefn.algorithms.reparametrised import reparametrised, settled
@@ -16,6 +17,7 @@ __all__ = [
     "gmp",
     "iterative",
     "one_shot",
+    "policy_masks",
     "reparametrised",
     "rescore",
     "rewrite",

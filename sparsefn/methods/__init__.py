@@ -16,7 +16,7 @@ from sparsefn.methods.learned import (
     soft_movement,
     str_,
 )
-from sparsefn.methods.n_of_m import asp, maskllm, sr_ste
+from sparsefn.methods.n_of_m import asp, maskllm, maskpro, prox_sparse, sr_ste
 from sparsefn.methods.rewiring import chts, deep_rewiring, dsr
 from sparsefn.methods.structured import fpgm, proximal, slimming, taylor
 from sparsefn.methods.trained import obd, obs, ria, sparsegpt, wanda, woodfisher
@@ -37,11 +37,13 @@ __all__ = [
     "hard_concrete",
     "imp",
     "maskllm",
+    "maskpro",
     "mest",
     "movement",
     "obd",
     "obs",
     "powerprop",
+    "prox_sparse",
     "proximal",
     "ria",
     "rigl",

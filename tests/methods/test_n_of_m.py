@@ -142,3 +142,101 @@ def test_maskllm_starts_near_its_prior():
 def test_maskllm_refuses_a_run_without_steps():
     with pytest.raises(ValueError, match="maskllm: expected steps >= 1, got 0"):
         sf.methods.maskllm(steps=0)
+
+
+def test_prox_sparse_finds_the_mask_that_magnitude_misses():
+    torch.manual_seed(0)
+    weight = torch.tensor([[1.0, 0.9, 0.8, 0.7]])
+    importance = torch.tensor([0.1, 0.1, 4.0, 4.0])
+    algorithm = sf.with_optimizer(sf.methods.prox_sparse(0.02), sf.optimizers.sgd(0.05))
+    state = algorithm.init({"w": weight})
+    for step in range(200):
+        slope = importance * (sf.effective(state)["w"] - weight)
+        state = algorithm.update(state, {"w": slope}, step)
+    settled = sf.settled(algorithm, state)
+    expected = torch.tensor([[0.0, 0.0, 0.8, 0.7]])
+    assert torch.equal(sf.effective(settled)["w"], expected)
+
+
+@pytest.mark.parametrize(
+    "case", cases("learned_masks", "compute_proximal_loss"), ids=lambda c: c.id
+)
+def test_prox_sparse_has_the_frozen_weight_regulariser_of_the_authors(case):
+    first, weight = case.inputs["original"], case.inputs["weight"]
+    algorithm = sf.methods.prox_sparse(0.1, frozen=1.0, epsilon=case.args["epsilon"])
+    state = algorithm.init({"w": first, "b": torch.ones(3)})
+    latents = {**state.scores["latent"], "latent": {"w": weight}}
+    state = state._replace(scores={**state.scores, "latent": latents})
+    zero = {"w": torch.zeros_like(weight), "b": torch.zeros(3)}
+    found = algorithm.view.grads(state, zero, 0)
+    torch.testing.assert_close(found["latent"]["latent"]["w"], case.outputs["grad"])
+    assert not found["rest"]["b"].any()
+
+
+def test_prox_sparse_is_drawn_back_to_its_first_weights():
+    weight = torch.tensor([[1.0, 0.5, 0.25, 2.0]])
+    algorithm = sf.with_optimizer(
+        sf.methods.prox_sparse(0.0, frozen=5.0), sf.optimizers.sgd(0.02)
+    )
+    state = algorithm.init({"w": weight})
+    for step in range(300):
+        slope = torch.full((1, 4), -20.0 if step == 0 else 0.0)
+        state = algorithm.update(state, {"w": slope}, step)
+        if step == 0:
+            assert (state.params["w"] - weight > 0.3).all()
+    torch.testing.assert_close(state.params["w"], weight, rtol=0.0, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (
+            lambda: sf.methods.prox_sparse(0.1, epsilon=0.0),
+            ValueError,
+            "expected epsilon > 0, got 0.0",
+        ),
+        (
+            lambda: sf.methods.prox_sparse(0.1, frozen="much"),
+            TypeError,
+            "expected frozen of prox_sparse to be a number or a 0-d float tensor, got "
+            "str",
+        ),
+        (
+            lambda: sf.methods.prox_sparse(0.1, 4, 8),
+            ValueError,
+            "nm_prox: expected a pattern that keeps 1 or 2 single weights of a group",
+        ),
+    ],
+)
+def test_bad_arguments_of_prox_sparse(make, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        make()
+
+
+def test_maskpro_finds_the_masks_of_a_small_layer_that_trying_all_finds():
+    torch.manual_seed(0)
+    weight = torch.randn(1, 4)
+    x = torch.randn(64, 4) @ torch.randn(4, 4)
+
+    def loss(w):
+        return (x @ (w - weight).T).square().mean()
+
+    algorithm = sf.with_optimizer(
+        sf.methods.maskpro(scale=0.0, decay=0.9), sf.optimizers.sgd(0.02)
+    )
+    state = algorithm.init({"w": weight, "loss": torch.tensor(0.0)})
+    for step in range(400):
+        grads = {"w": torch.zeros(1, 4), "loss": loss(sf.effective(state)["w"])}
+        state = algorithm.update(state, grads, step)
+    masks = [
+        torch.tensor([i in kept for i in range(4)])
+        for kept in itertools.combinations(range(4), 2)
+    ]
+    best = torch.stack([loss(weight * mask) for mask in masks]).amin()
+    settled = sf.effective(sf.settled(algorithm, state))
+    torch.testing.assert_close(loss(settled["w"]), best)
+
+
+def test_maskpro_refuses_more_weights_than_a_group_has():
+    with pytest.raises(ValueError, match=re.escape("nm: expected n <= m, got n=5")):
+        sf.methods.maskpro(5, 4)

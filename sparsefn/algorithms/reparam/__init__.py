@@ -4,6 +4,7 @@ from sparsefn.algorithms.reparam.base import Reparametrisation
 from sparsefn.algorithms.reparam.gates import chance_kept, hard_concrete, sigmoid_gate
 from sparsefn.algorithms.reparam.low_rank import low_rank
 from sparsefn.algorithms.reparam.mask_choices import mask_choices
+from sparsefn.algorithms.reparam.nm_prox import nm_prox
 from sparsefn.algorithms.reparam.selections import faded, soft_nm, soft_topk
 from sparsefn.algorithms.reparam.thresholds import power, soft_threshold
 
@@ -14,6 +15,7 @@ __all__ = [
     "hard_concrete",
     "low_rank",
     "mask_choices",
+    "nm_prox",
     "power",
     "sigmoid_gate",
     "soft_nm",
