@@ -93,7 +93,9 @@ def policy_masks(
     of p_i / (1 - p of the earlier ones). With r the loss and b the baseline, an update
     makes b = decay * b + (1 - decay) * r, gives the optimizer (r - b) * (the gradient
     of log P of the masks of the step), and draws masks for step + 1. The first masks
-    are `prior`. Everything is computed in float64 and rounded.
+    are `prior`. Everything is computed in float64, with the device's own exp and log,
+    and rounded: where two draws of a group are equal up to their last bits, devices may
+    draw other masks.
 
     Sun et al. 2025, arXiv 2506.12876.
     """
