@@ -57,7 +57,7 @@ if _TYPE_CHECKING:
     from sparsefn.masks import activations, permutation
     from sparsefn.nn import checkpoint, distributed, ensemble, integrations, modules
     from sparsefn.nn.attach import attach
-    from sparsefn.posttraining import calibration, curvature, solve
+    from sparsefn.posttraining import calibration, curvature, recovery, solve
     from sparsefn.shrinking import shrink
 
 __version__ = "0.2.0"
@@ -77,6 +77,7 @@ _LATER = {
     "methods": "methods",
     "modules": "nn.modules",
     "permutation": "masks.permutation",
+    "recovery": "posttraining.recovery",
     "report": "report",
     "shorthand": "config.shorthand",
     "shrink": "shrinking",
@@ -139,6 +140,7 @@ __all__ = [
     "permutation",
     "phases",
     "random",
+    "recovery",
     "redistribute",
     "reparam",
     "reparametrised",
