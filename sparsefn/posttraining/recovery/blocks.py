@@ -21,7 +21,8 @@ def blockwise(
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
     ... )
-    >>> x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> x = torch.randn(64, 2, generator=generator)[:, [0, 1, 0, 1]]
     >>> def pruned(recover):
     ...     return sf.calibration.by_block(
     ...         model,
@@ -30,7 +31,7 @@ def blockwise(
     ...         lambda stats: sf.one_shot(0.5, sf.scores.wanda(stats)),
     ...         x,
     ...         of="square",
-    ...         chunk_size=16,
+    ...         chunk_size=8,
     ...         recover=recover,
     ...     )
     >>> recover = sf.recovery.blockwise(sf.optimizers.adam(1e-2), epochs=10)

@@ -33,12 +33,11 @@ def layer_map(
     Raises:
         TypeError: An argument is no sequence of paths.
         ValueError: The student has no layer or more layers than the teacher, `removed`
-            names other paths, or what it leaves are not as many layers as the student's.
+            names other paths, or it does not leave as many layers as the student has.
 
-    Where layers were removed, a layer answers as the last one of those that it stands
-    for, since the next layer that stayed expects this as its input. Spread evenly, layer
-    m of M answers as layer floor(m N / M) of N, counted from 1, so the last layers
-    belong together.
+    Where layers were removed, a layer answers as the last removed layer after it, since
+    the next layer expects that as its input. Spread evenly, layer m of M answers as
+    layer floor(m N / M) of N, counted from 1, so the last layers belong together.
 
     Jiao et al. 2019, arXiv 1909.10351, sec. 3, for the layers that are spread evenly.
     """
@@ -53,8 +52,8 @@ def layer_map(
             )
     if not 1 <= len(student) <= len(teacher):
         raise ValueError(
-            f"layer_map: expected from 1 to {len(teacher)} layers of the student, as the "
-            f"teacher has {len(teacher)}, got {len(student)}"
+            f"layer_map: expected from 1 to {len(teacher)} layers of the student, as "
+            f"many as the teacher has, got {len(student)}"
         )
     if not removed:
         places = [(m + 1) * len(teacher) // len(student) for m in range(len(student))]
@@ -62,8 +61,8 @@ def layer_map(
     unknown = [path for path in removed if path not in teacher]
     if unknown:
         raise ValueError(
-            f"layer_map: expected removed to name layers of the teacher, got {unknown}; "
-            f"the first is {teacher[0]!r}"
+            f"layer_map: expected removed to name layers of the teacher, got "
+            f"{unknown}; the first is {teacher[0]!r}"
         )
     kept = [n for n, path in enumerate(teacher) if path not in removed]
     if len(kept) != len(student):
@@ -114,8 +113,8 @@ def over_layers(
         missing = [path for path in asked if path not in known]
         if missing:
             raise ValueError(
-                f"over_layers: expected outputs of {missing} among those of the {name}, "
-                f"got {list(known)}; ask for them: outputs(..., paths={missing})"
+                f"over_layers: expected the {name} to have outputs of {missing}, got "
+                f"{list(known)}; ask for them: outputs(..., paths={missing})"
             )
     losses = []
     for own, other in layers.items():

@@ -25,7 +25,7 @@ def kl(
     >>> teacher = torch.tensor([[0.0, 0.0]])
     >>> student = torch.tensor([[0.0, 1.0]]).requires_grad_()
     >>> sf.recovery.kl(student, teacher)
-    tensor(0.1201, grad_fn=<...>)
+    tensor(0.1201, grad_fn=<MulBackward0>)
 
     Args:
         student: Logits, (..., classes). Any floating-point dtype.
@@ -51,8 +51,8 @@ def kl(
     differ by a constant. T^2 keeps the size of gradients while T changes. A token that
     does not count has a gradient of 0, whatever its logits are.
 
-    Hinton, Vinyals & Dean 2015, arXiv 1503.02531, sec. 2; for pruned models Muralidharan
-    et al. 2024, arXiv 2407.14679, sec. 3.
+    Hinton, Vinyals & Dean 2015, arXiv 1503.02531, sec. 2; for pruned models
+    Muralidharan et al. 2024, arXiv 2407.14679, sec. 3.
     """
     _check_same_shape("kl", student, teacher)
     _check_tokens("kl", tokens, student)
@@ -143,11 +143,11 @@ def relations(
 
     >>> teacher = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
     >>> sf.recovery.relations(2 * teacher, teacher, heads=1)
-    tensor(0.3007)
+    tensor(0.3571)
 
     Args:
-        student: Queries, keys or values of all heads side by side, (..., tokens, width),
-            as a layer's projection returns them. Any floating-point dtype.
+        student: Queries, keys or values of all heads side by side, as a layer's
+            projection returns them: (..., tokens, width). Any floating-point dtype.
         teacher: The same vectors of the teacher. Their width may be another one.
         heads: Number of relation heads, into which both widths are split. It need not
             be the number of attention heads.
@@ -197,8 +197,9 @@ def relations(
 
 def _similarities(vectors: Tensor, heads: int) -> Tensor:
     # Scaled products of all pairs of tokens: (..., heads, tokens, tokens).
-    of_head = vectors.unflatten(-1, (heads, -1)).transpose(-2, -3)
-    return of_head @ of_head.mT / of_head.shape[-1] ** 0.5
+    size = vectors.shape[-1] // heads
+    of_head = vectors.reshape(*vectors.shape[:-1], heads, size).transpose(-2, -3)
+    return of_head @ of_head.mT / size**0.5
 
 
 def _divergence(student: Tensor, teacher: Tensor, allowed: Tensor | None) -> Tensor:
@@ -249,13 +250,16 @@ def _mean(values: Tensor, tokens: Tensor | None) -> Tensor:
 def _check_float(what: str, **tensors: object) -> None:
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            got = (
-                f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-            )
             raise TypeError(
-                f"{what}: expected {name} to be a floating-point tensor, got {got}"
-                f"{_mend_of(x)}"
+                f"{what}: expected {name} to be a floating-point tensor, got "
+                f"{_kind_of(x)}{_mend_of(x)}"
             )
+
+
+def _kind_of(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.dtype}"
+    return type(value).__name__
 
 
 def _mend_of(value: object) -> str:
@@ -286,12 +290,10 @@ def _check_tokens(what: str, tokens: object, student: Tensor) -> None:
     if tokens is None:
         return
     if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool:
-        is_tensor = isinstance(tokens, Tensor)
-        got = f"a tensor of {tokens.dtype}" if is_tensor else type(tokens).__name__
-        mend = "; write attention_mask.bool(), or labels != -100" if is_tensor else ""
         raise TypeError(
             f"{what}: expected tokens to be a bool tensor, True for each token that "
-            f"counts, got {got}{mend}"
+            f"counts, got {_kind_of(tokens)}; write attention_mask.bool(), or labels "
+            "!= -100"
         )
     if tokens.shape != student.shape[:-1]:
         raise ValueError(
