@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -63,7 +65,7 @@ def kl(
         compared = _likeliest(teacher, top)
     student, teacher = _counted(student, teacher, tokens)
     each = _divergence(student / degree, teacher / degree, compared)
-    return degree * degree * _mean(each, tokens)
+    return (degree * degree * _mean(each, tokens)).to(student.dtype)
 
 
 def mean_square(
@@ -199,7 +201,7 @@ def _similarities(vectors: Tensor, heads: int) -> Tensor:
     # Scaled products of all pairs of tokens: (..., heads, tokens, tokens).
     size = vectors.shape[-1] // heads
     of_head = vectors.reshape(*vectors.shape[:-1], heads, size).transpose(-2, -3)
-    return of_head @ of_head.mT / size**0.5
+    return of_head @ of_head.mT / math.sqrt(size)
 
 
 def _divergence(student: Tensor, teacher: Tensor, allowed: Tensor | None) -> Tensor:
