@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sparsefn._engine.transforms import eagerly
 from sparsefn.core.checks import is_sequence
 from sparsefn.core.state import State
 from sparsefn.core.tree import Tree, leaves_of
@@ -17,6 +18,7 @@ from sparsefn.nn.modules.calls import call
 from sparsefn.nn.modules.wrappers import inner_module
 
 
+@eagerly
 def outputs(
     module: nn.Module,
     state: State | Tree | None,
@@ -60,6 +62,11 @@ def outputs(
         raise TypeError(
             f"outputs: expected paths to be a list of paths of layers, got {paths!r}"
         )
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            "outputs: expected a module first, as in outputs(module, None, x, "
+            f"paths=[...]), got {type(module).__name__}"
+        )
     inner = inner_module(module)
     _check_paths(inner, paths)
     found = dict[str, Tree]()
@@ -81,7 +88,8 @@ def _note(
 
 
 def _check_paths(module: nn.Module, paths: Sequence[str]) -> None:
-    known = [path for path, _ in module.named_modules() if path]
+    parts = module.named_modules(remove_duplicate=False)
+    known = [path for path, _ in parts if path]
     for path in paths:
         if path not in known:
             near = difflib.get_close_matches(str(path), known, 1) or known[:1]
