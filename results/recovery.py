@@ -20,11 +20,11 @@ from results import text as texts
 from results.jobs import Job, Plan, Rates, Row, Task, each, learning_rate
 
 VERSION = 1
-LAYERS = 4  # of the LLaMA
+LAYERS = 2  # of the LLaMA
+DENSE_RATE = 8e-3  # of the LLaMA
 LEVELS = {"LLaMA": "70", "convnet": "97"}  # per cent pruned
 WAYS = ("fine-tuned", "logits", "logits and hidden states", "by block")
 RATES = {
-    ("LLaMA", "dense"): (8e-3, 4e-3, 1.6e-2),
     **{("LLaMA", way): (4e-3, 2e-3, 8e-3) for way in WAYS},
     **{("convnet", way): (0.4, 0.2, 0.8) for way in WAYS[:-1]},
     ("convnet", "by block"): (4e-3, 2e-3, 8e-3),
@@ -79,19 +79,12 @@ def llama(characters: int, width: int, seed: int) -> Network:
 
 
 @functools.lru_cache(4)
-def trained_llama(seed: int, plan: Plan, rate: float, tuning: bool) -> Network:
-    """The dense model of a seed."""
-    text = data.text(seed, tuning=tuning)
-    net = llama(len(text.characters), plan.width, seed)
-    texts.train(net, sf.dense(), text.train, seed, plan.text_steps, rate)
-    return net.eval()
-
-
-@functools.lru_cache(4)
-def of_llama(seed: int, plan: Plan, rate: float, tuning: bool) -> Setting:
+def of_llama(seed: int, plan: Plan, tuning: bool) -> Setting:
     """SparseGPT prunes the blocks of the dense model."""
     text = data.text(seed, tuning=tuning)
-    net = trained_llama(seed, plan, rate, tuning)
+    net = llama(len(text.characters), plan.width, seed)
+    texts.train(net, sf.dense(), text.train, seed, plan.llama_steps, DENSE_RATE)
+    net.eval()
     blocks = [f"net.model.layers.{i}" for i in range(LAYERS)]
     state = sf.calibration.in_order(
         net,
@@ -101,7 +94,7 @@ def of_llama(seed: int, plan: Plan, rate: float, tuning: bool) -> Setting:
         texts.windows(text.train, plan.windows, 1000 + seed)[:, :-1],
         chunk_size=32,
     )
-    windows = texts.windows(text.train, plan.tuned_steps * texts.BATCH, 2000 + seed)
+    windows = texts.windows(text.train, plan.recovery_steps * texts.BATCH, 2000 + seed)
     return Setting(
         net,
         state,
@@ -128,7 +121,7 @@ def of_convnet(seed: int, plan: Plan, rate: float, tuning: bool) -> Setting:
         int(LEVELS["convnet"]) / 100, distribution=sf.budgets.global_()
     )
     state = algorithm.init(sf.modules.params_of(net))
-    order = lenet.batches(len(split.y), plan.tuned_steps, 2000 + seed)
+    order = lenet.batches(len(split.y), plan.recovery_steps, 2000 + seed)
     return Setting(
         net,
         algorithm.update(state, state.params, 0),
@@ -257,7 +250,7 @@ def setting_of(
 ) -> Setting:
     """The pruned model of a seed."""
     if model == "LLaMA":
-        return of_llama(seed, plan, rates["recovery LLaMA, dense"], tuning)
+        return of_llama(seed, plan, tuning)
     return of_convnet(seed, plan, rates["conv dense"], tuning)
 
 
@@ -283,23 +276,12 @@ def run(job: Job, plan: Plan, rates: Rates) -> list[Row]:
 def tuned(
     task: Task, seeds: tuple[int, ...], plan: Plan, rate: float
 ) -> list[dict[str, float]]:
-    """Bits or errors of each seed on the data for tuning; each way starts at the dense
-    model of a middle rate.
-    """
+    """Bits or errors of each seed on the data for tuning."""
     model, way = task.method.split(", ")
     (level,) = task.levels
     found = []
     for seed in seeds:
-        if way == "dense":
-            text = data.text(seed, tuning=True)
-            net = trained_llama(seed, plan, rate, True)
-            row = {"bits": texts.bits(net, text.test)}
-        else:
-            middle = {
-                "recovery LLaMA, dense": RATES["LLaMA", "dense"][0],
-                "conv dense": conv.RATES[0],
-            }
-            setting = setting_of(model, seed, plan, middle, True)
-            row = setting.measure(recovered(setting, way, rate))
+        setting = setting_of(model, seed, plan, {"conv dense": conv.RATES[0]}, True)
+        row = setting.measure(recovered(setting, way, rate))
         found.append({level: row["bits" if "bits" in row else "error"]})
     return found
