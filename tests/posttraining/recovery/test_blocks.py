@@ -215,16 +215,13 @@ def test_layers_of_transformers():
     options = {"of": "square", "chunk_size": 2}
     call = {"input_ids": tiny_lms.WORDS}
     recover = blockwise(sf.optimizers.adam(3e-3), epochs=20)
-    found = {}
-    for name, how in (("plain", None), ("trained", recover)):
-        found[name] = list(
-            by_block(
-                model, None, llama_blocks(model), prune, call, recover=how, **options
-            )
-        )
-    for one, other in zip(found["plain"], found["trained"], strict=True):
+    blocks = llama_blocks(model)
+    plain = list(by_block(model, None, blocks, prune, call, **options))
+    options["recover"] = recover
+    trained = list(by_block(model, None, blocks, prune, call, **options))
+    for one, other in zip(plain, trained, strict=True):
         assert other.error < 0.9 * one.error
-    state = found["trained"][-1].state
+    state = trained[-1].state
     assert zeros_stay(state, state.masks)
     norm = "model.layers.0.input_layernorm.weight"
     assert not torch.equal(state.params[norm], model.get_parameter(norm))
@@ -342,16 +339,12 @@ def test_what_recover_gives_must_be_a_state_of_the_layer():
 
 
 def test_a_model_that_cannot_run_layer_by_layer():
-
     class Twice(nn.Sequential):
         def forward(self, x):
             return self[4](self[2](self[2](self[0](x))))
 
-    for kind in (Twice,):
-        with pytest.raises(
-            ValueError, match="run one by one with recover, but .*: leave"
-        ):
-            pruned(blockwise(sf.optimizers.adam(1e-2)), kind(*net()))
+    with pytest.raises(ValueError, match=r"one by one with recover, but .*: leave"):
+        pruned(blockwise(sf.optimizers.adam(1e-2)), Twice(*net()))
 
 
 def test_a_layer_that_returns_no_floats():
