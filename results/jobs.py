@@ -24,7 +24,7 @@ class Plan(NamedTuple):
     conv_steps: int = 280
     text_steps: int = 1000
     tuned_steps: int = 200  # low-rank updates
-    llama_steps: int = 600
+    llama_steps: int = 400
     recovery_steps: int = 80
     windows: int = 128  # of calibration
     width: int = 64  # of the transformer

@@ -206,9 +206,7 @@ def summarised(rows: Mapping[Key, Row], plan: Plan) -> dict[str, Any]:
         },
         "diverged": diverged(rows),
         "bits": arms(rows, "text", "bits"),
-        "recovered": {
-            what: arms(rows, "recovery", what) for what in ("bits", "error", "loss")
-        },
+        "recovered": {what: arms(rows, "recovery", what) for what in ("bits", "error")},
         "python": sorted({row["python"] for row in rows.values() if "python" in row}),
         "explored": arms(rows, "small", "explored"),
         "alone": arms(rows, "small", "member"),

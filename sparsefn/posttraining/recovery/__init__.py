@@ -11,7 +11,7 @@ of a model return, `over_layers` compares them, and `blockwise` is what
 from sparsefn.posttraining.recovery.blocks import blockwise
 from sparsefn.posttraining.recovery.layers import layer_map, over_layers
 from sparsefn.posttraining.recovery.losses import (
-    cosine,
+    cosine_distance,
     kl,
     mean_square,
     relations,
@@ -20,7 +20,7 @@ from sparsefn.posttraining.recovery.outputs import outputs
 
 __all__ = [
     "blockwise",
-    "cosine",
+    "cosine_distance",
     "kl",
     "layer_map",
     "mean_square",

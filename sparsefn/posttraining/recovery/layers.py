@@ -88,7 +88,7 @@ def over_layers(
     tensor(1.)
 
     Args:
-        loss: A loss of (student, teacher, tokens), such as `mean_square` or `cosine`.
+        loss: A loss of (student, teacher, tokens), such as `mean_square`.
         student: What the student's layers returned, by path, as `outputs` gives it.
         teacher: What the teacher's layers returned, by path.
         layers: The teacher's path for each path of the student that is compared, as

@@ -102,10 +102,13 @@ def mean_square(
     return _mean((student - teacher).square().mean(-1), tokens)
 
 
-def cosine(student: Tensor, teacher: Tensor, tokens: Tensor | None = None) -> Tensor:
+def cosine_distance(
+    student: Tensor, teacher: Tensor, tokens: Tensor | None = None
+) -> Tensor:
     """Mean of 1 - cosine of the angle between hidden states.
 
-    >>> sf.recovery.cosine(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]))
+    >>> student, teacher = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]])
+    >>> sf.recovery.cosine_distance(student, teacher)
     tensor(1.)
 
     Args:
@@ -129,8 +132,8 @@ def cosine(student: Tensor, teacher: Tensor, tokens: Tensor | None = None) -> Te
     Sanh et al. 2019, arXiv 1910.01108, sec. 3; Muralidharan et al. 2024,
     arXiv 2407.14679, sec. 3.
     """
-    _check_same_shape("cosine", student, teacher)
-    _check_tokens("cosine", tokens, student)
+    _check_same_shape("cosine_distance", student, teacher)
+    _check_tokens("cosine_distance", tokens, student)
     student, teacher = _counted(student, teacher, tokens)
     return _mean(1.0 - functional.cosine_similarity(student, teacher, dim=-1), tokens)
 

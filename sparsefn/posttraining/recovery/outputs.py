@@ -46,9 +46,9 @@ def outputs(
         **kwargs: Arguments of the call by name.
 
     Returns:
-        What the module returns, and a dict by path with what each layer returns: a
-        tensor, of a tuple or another tree the first floating-point tensor. Of a layer
-        that runs several times it is the last output. Gradients flow through all.
+        What the module returns, and a dict by path with what each layer returns. It
+        has the first floating-point tensor of a tuple or another tree, and the last
+        output of a layer that runs several times. Gradients flow through all.
 
     Raises:
         TypeError: `paths` is no sequence of strings. As `sf.modules.call`.

@@ -13,7 +13,7 @@ from torch.nn import functional
 import sparsefn as sf
 
 kl, relations = sf.recovery.kl, sf.recovery.relations
-mean_square, cosine = sf.recovery.mean_square, sf.recovery.cosine
+mean_square, cosine_distance = sf.recovery.mean_square, sf.recovery.cosine_distance
 
 
 def normal(*shape, seed=0, dtype=torch.float64):
@@ -37,7 +37,7 @@ def softened(student, teacher, tokens=None):
     return kl(student, teacher, tokens, temperature=0.5)
 
 
-LOSSES = [kl, softened, over_top, mean_square, cosine, in_heads]
+LOSSES = [kl, softened, over_top, mean_square, cosine_distance, in_heads]
 
 
 def gradient(loss, student, teacher, tokens=None):
@@ -114,7 +114,7 @@ def test_cosine_is_torchs():
     theirs = functional.cosine_embedding_loss(
         STUDENT.flatten(0, 1), TEACHER.flatten(0, 1), torch.ones(15)
     )
-    torch.testing.assert_close(cosine(STUDENT, TEACHER), theirs)
+    torch.testing.assert_close(cosine_distance(STUDENT, TEACHER), theirs)
 
 
 def test_relations_are_the_papers():
@@ -164,14 +164,15 @@ def test_a_constant_in_the_logits_and_a_factor_of_states_change_nothing():
         kl(STUDENT + normal(3, 5, 1), TEACHER), kl(STUDENT, TEACHER)
     )
     torch.testing.assert_close(
-        cosine(STUDENT * normal(3, 5, 1).exp(), TEACHER), cosine(STUDENT, TEACHER)
+        cosine_distance(STUDENT * normal(3, 5, 1).exp(), TEACHER),
+        cosine_distance(STUDENT, TEACHER),
     )
 
 
 # ---- tokens --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss", [kl, softened, over_top, mean_square, cosine])
+@pytest.mark.parametrize("loss", [kl, softened, over_top, mean_square, cosine_distance])
 def test_tokens_that_do_not_count_might_as_well_not_be_there(loss):
     without = loss(STUDENT[TOKENS], TEACHER[TOKENS])
     torch.testing.assert_close(loss(STUDENT, TEACHER, TOKENS), without)
@@ -291,7 +292,7 @@ def test_a_teacher_of_another_vocabulary():
 
 
 def test_a_teacher_of_another_width():
-    for loss in (mean_square, cosine):
+    for loss in (mean_square, cosine_distance):
         name = loss.__name__
         text = (
             f"{name}: expected tensors of one shape, got (3, 5, 8) of the student and "
@@ -301,7 +302,7 @@ def test_a_teacher_of_another_width():
         refused(ValueError, text, loss, STUDENT, TEACHER[..., :6])
 
 
-@pytest.mark.parametrize("loss", [kl, mean_square, cosine])
+@pytest.mark.parametrize("loss", [kl, mean_square, cosine_distance])
 def test_a_teacher_of_other_tokens(loss):
     text = (
         f"{loss.__name__}: expected tensors of one shape, got (3, 5, 8) of the student "
