@@ -101,8 +101,8 @@ SECTIONS = {
         "character. SparseGPT prunes 70 %, then the kept weights are trained for 80 "
         "steps of the same batches: by the labels (fine-tuned), by the dense model's "
         "logits, by these and the hidden states of its blocks, or block by block, "
-        "each with 80 steps. Each way has the best of three learning rates, a factor "
-        "of two apart, on one seed of the data for tuning.",
+        "each with 80 steps. Each way has the best of three or more learning rates, "
+        "a factor of two apart, on one seed of the data for tuning.",
     ),
     "recovery_convnet": Section(
         "Recovery of a convnet",
