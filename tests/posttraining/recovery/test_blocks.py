@@ -1,5 +1,6 @@
 """Blocks that learn to answer as before they were pruned."""
 
+import importlib
 import re
 
 import pytest
@@ -345,6 +346,20 @@ def test_a_model_that_cannot_run_layer_by_layer():
 
     with pytest.raises(ValueError, match=r"one by one with recover, but .*: leave"):
         pruned(blockwise(sf.optimizers.adam(1e-2)), Twice(*net()))
+
+
+def test_several_processes(tmp_path, monkeypatch):
+    module = importlib.import_module("sparsefn.posttraining.calibration.folders.stream")
+    monkeypatch.setattr(module, "place", lambda: (0, 2))
+    text = (
+        "stream: expected one process with recover, got 2: each would train on batches "
+        "of its own"
+    )
+    recover = blockwise(sf.optimizers.adam(1e-2))
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        sf.calibration.stream(
+            tmp_path, prune, tiny_lms.BATCHES, tmp_path / "out", recover=recover
+        )
 
 
 def test_a_layer_that_returns_no_floats():
