@@ -21,13 +21,14 @@ from sparsefn.core.tree import flatten, opened
 from sparsefn.core.tree.where import matching
 from sparsefn.masks.scores.data import wanda_of
 from sparsefn.nn.modules.calls import Call, Example, as_call
-from sparsefn.nn.modules.wrappers import Named
+from sparsefn.nn.modules.wrappers import Named, own_tensors
 from sparsefn.posttraining.calibration.blocks import (
     Block,
     Prune,
     PrunedBlock,
     PruneOptions,
     chain_of,
+    is_inside,
     part_of,
     prune_part,
     with_part,
@@ -41,7 +42,11 @@ from sparsefn.posttraining.calibration.cache import (
     in_memory,
     on_disk,
 )
-from sparsefn.posttraining.calibration.capture import PausedRun, guarded_calls
+from sparsefn.posttraining.calibration.capture import (
+    Chain,
+    PausedRun,
+    guarded_calls,
+)
 from sparsefn.posttraining.calibration.inputs import (
     check_data,
     names_of,
@@ -201,7 +206,8 @@ def by_block(
             order. A mask such as `attention_mask` or `key_padding_mask` hides tokens
             and `tokens` is None. `inputs_from` or `offload` is another word. Tensors
             cannot be split by `chunk_size`. `recover` is given and the model cannot run
-            layer by layer, or what it gives has other shapes. As in `inputs`.
+            layer by layer, a leaf of a layer is tied to a leaf outside of it, or what
+            `recover` gives has other shapes. As in `inputs`.
 
     The time is linear in the number of blocks. The embeddings and masks before the
     first block are computed once. Then the layer that a block is in runs twice on what
@@ -370,6 +376,8 @@ def _part_by_part(work: _Work) -> Generator[PrunedBlock, None, None]:
         runs = [PausedRun(work.model, chain, call, cache) for call in work.calls]
         plain = all(counted is None for counted in options.tokens)
         options = replace(options, narrow=chain.narrow and plain)
+        if options.recover:
+            _check_untied(work.model, chain)
         for number, path in enumerate(chain.order):
             _advance(runs, number, work.model, work.before(state))
             part = chain.parts[path]
@@ -393,6 +401,21 @@ def _part_by_part(work: _Work) -> Generator[PrunedBlock, None, None]:
                 yield result._replace(state=state)
             for run, out in zip(runs, outputs, strict=wanted):
                 run.finish(number, out)
+
+
+def _check_untied(model: Named, chain: Chain) -> None:
+    # Training a layer must not change what other layers compute.
+    tied = own_tensors(model.module, "parameters", tied=True)
+    for number in chain.at:
+        path = chain.order[number]
+        for name, (_, leaf) in chain.parts[path].own.items():
+            for other, (_, same) in tied.items():
+                if same is leaf and not is_inside(other, path):
+                    raise ValueError(
+                        "in_order: expected layers with leaves of their own with "
+                        f"recover, but {name!r} in {path!r} is also {other!r}: leave "
+                        "recover out, and train the whole model afterwards"
+                    )
 
 
 def _advance(

@@ -42,7 +42,6 @@ def errors_of(
         counted = itertools.chain(tokens, itertools.repeat(None))
         for call, old, own in zip(calls(), before, counted, strict=False):
             teacher = first_floats(read_tree(old))
-
             yield partial(_error, part, loss, call, teacher, own)
 
     return errors

@@ -348,6 +348,18 @@ def test_a_model_that_cannot_run_layer_by_layer():
         pruned(blockwise(sf.optimizers.adam(1e-2)), Twice(*net()))
 
 
+def test_layers_that_share_a_leaf():
+    model = net()
+    model[2].bias = model[0].bias
+    text = (
+        "in_order: expected layers with leaves of their own with recover, but "
+        "'0.bias' in '0' is also '2.bias': leave recover out, and train the whole "
+        "model afterwards"
+    )
+    refused(ValueError, text, pruned, blockwise(sf.optimizers.adam(1e-2)), model)
+    assert len(pruned(None, model)) == 3
+
+
 def test_several_processes(tmp_path, monkeypatch):
     module = importlib.import_module("sparsefn.posttraining.calibration.folders.stream")
     monkeypatch.setattr(module, "place", lambda: (0, 2))
