@@ -62,7 +62,8 @@ def blockwise(
     what both get are the inputs that calibration carries: from layers before it that
     are pruned and trained, or from "dense" ones.
 
-    Guo et al. 2024, arXiv 2402.12419.
+    The authors' code trains on the same inputs and outputs, with AdamW and a mean
+    squared error. Guo et al. 2024, arXiv 2402.12419.
     """
     check_call("loss", loss, "student", "teacher", "tokens")
     check_int("blockwise", "epochs", epochs, 0)
