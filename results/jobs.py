@@ -24,6 +24,8 @@ class Plan(NamedTuple):
     conv_steps: int = 280
     text_steps: int = 1000
     tuned_steps: int = 200  # low-rank updates
+    llama_steps: int = 400
+    recovery_steps: int = 80
     windows: int = 128  # of calibration
     width: int = 64  # of the transformer
     rates: int = 3  # that are tried first
@@ -37,6 +39,8 @@ TINY = Plan(
     conv_steps=40,
     text_steps=40,
     tuned_steps=40,
+    llama_steps=40,
+    recovery_steps=40,
     windows=8,
     width=32,
     rates=1,

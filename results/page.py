@@ -156,7 +156,7 @@ class Page:
         ]
         if not rows:
             return [*lines, "Not run yet.", ""]
-        digits = 3 if name in ("data", "low rank") else 2
+        digits = 3 if name in ("data", "low rank", "recovery") else 2
         cells = [
             [
                 f"**{row['verdict']}**" if row["verdict"] == FAILS else row["verdict"],
@@ -268,6 +268,19 @@ class Page:
             for row in self.all["bits"]
         ]
         return table(("", "pruned", "bits per character"), cells) if cells else []
+
+    def _recovery(self) -> list[str]:
+        return self._recovered("bits", "bits per character", 3)
+
+    def _recovery_convnet(self) -> list[str]:
+        return self._recovered("error", "test error, %", 2)
+
+    def _recovered(self, what: str, unit: str, digits: int) -> list[str]:
+        cells = [
+            [row["arm"], with_interval(row, digits, sign=False)]
+            for row in self.all["recovered"][what]
+        ]
+        return table(("", unit), cells) if cells else []
 
     def _collapse(self) -> list[str]:
         ratios = list(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from results import collapse, conv, lenet, small, store, text, tuning
+from results import collapse, conv, lenet, recovery, small, store, text, tuning
 from results.jobs import Job, Key, Plan, Rates, Row
 
 GROUPS = {
@@ -20,6 +20,7 @@ GROUPS = {
     "conv": conv,
     "collapse": collapse,
     "text": text,
+    "recovery": recovery,
 }
 # Rates are a part of what a run is: rows of another tuning are not used.
 VERSIONS = {"tuning": f"{tuning.VERSION}"} | {

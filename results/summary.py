@@ -98,7 +98,7 @@ def value(rows: Mapping[Key, Row], side: Side, seed: int) -> float | None:
         far = reach(rows, arm, seed)
         return None if far is None else -far
     row = rows.get((group, arm, level, seed))
-    return None if row is None else row["bits" if group == "text" else "error"]
+    return None if row is None else row.get("bits", row.get("error"))
 
 
 def differences(rows: Mapping[Key, Row], claim: Claim, seeds: int) -> list[float]:
@@ -206,6 +206,7 @@ def summarised(rows: Mapping[Key, Row], plan: Plan) -> dict[str, Any]:
         },
         "diverged": diverged(rows),
         "bits": arms(rows, "text", "bits"),
+        "recovered": {what: arms(rows, "recovery", what) for what in ("bits", "error")},
         "python": sorted({row["python"] for row in rows.values() if "python" in row}),
         "explored": arms(rows, "small", "explored"),
         "alone": arms(rows, "small", "member"),

@@ -58,7 +58,7 @@ if _TYPE_CHECKING:
     from sparsefn.masks import activations, permutation
     from sparsefn.nn import checkpoint, distributed, ensemble, integrations, modules
     from sparsefn.nn.attach import attach
-    from sparsefn.posttraining import calibration, curvature, solve
+    from sparsefn.posttraining import calibration, curvature, recovery, solve
     from sparsefn.shrinking import shrink
 
 __version__ = "0.2.0"
@@ -78,6 +78,7 @@ _LATER = {
     "methods": "methods",
     "modules": "nn.modules",
     "permutation": "masks.permutation",
+    "recovery": "posttraining.recovery",
     "report": "report",
     "shorthand": "config.shorthand",
     "shrink": "shrinking",
@@ -141,6 +142,7 @@ __all__ = [
     "phases",
     "policy_masks",
     "random",
+    "recovery",
     "redistribute",
     "reparam",
     "reparametrised",

@@ -47,6 +47,11 @@ from sparsefn.posttraining.calibration.inputs import (
     weights_of_call,
 )
 from sparsefn.posttraining.calibration.sums import Stats
+from sparsefn.posttraining.calibration.targets import (
+    Recover,
+    errors_of,
+    recovered_with,
+)
 
 Prune = Callable[[Stats], Algorithm]
 Calls = Callable[[], Iterable[Call]]  # the same calls each time
@@ -308,6 +313,7 @@ class PruneOptions:
         narrow: How leaves are watched, see `collector`.
         errors: Whether errors are computed. Else only outputs of the last pass are
             kept.
+        recover: Trains a part whose blocks are pruned, from its state and its errors.
     """
 
     prune: Prune
@@ -316,6 +322,7 @@ class PruneOptions:
     tokens: Sequence[Tensor | None] = ()
     narrow: bool = False
     errors: bool = True
+    recover: Recover | None = None
 
 
 def prune_part(
@@ -355,6 +362,7 @@ def prune_part(
     """
     results = list[PrunedBlock]()
     passes = _Passes(part, calls, options, cache)
+    before = list[CachedTree]()
     dense = options.inputs_from == "dense"
     start = time.perf_counter()
     for number, (block, chosen) in enumerate(blocks):
@@ -362,9 +370,11 @@ def prune_part(
             stats, error = passes.run(state, chosen, block)
             if results:
                 results[-1] = results[-1]._replace(error=error)
+            before = before or list(passes.outputs)
         elif number == 0:
             together = dict.fromkeys(path for one in blocks for path in one.leaves)
             stats, _ = passes.run(state, list(together), block)
+            before = list(passes.outputs)
         seen = {path: stats[path] for path in chosen if path in stats}
         if not seen:
             raise ValueError(
@@ -381,6 +391,12 @@ def prune_part(
         now = time.perf_counter()
         results.append(PrunedBlock(block, state, now - start))
         start = now
+    if options.recover and blocks:
+        errors = errors_of(part, calls, before, options.tokens)
+        state = recovered_with(state, options.recover, errors)
+        seconds = results[-1].seconds + time.perf_counter() - start
+        results[-1] = results[-1]._replace(state=state, seconds=seconds)
+        start = time.perf_counter()
     if cache and not (dense and blocks):
         _, error = passes.run(state, [], "")
         if results:
@@ -415,7 +431,9 @@ class _Passes:
         weights = weights_of_call(self.part, state)
         collect = collector(self.part, weights, chosen, of, self.options.narrow)
         counted = itertools.chain(self.options.tokens, itertools.repeat(None))
-        keeps = not chosen or self.options.inputs_from == "dense" or self.options.errors
+        options = self.options
+        is_wanted = options.errors or options.recover is not None
+        keeps = not chosen or options.inputs_from == "dense" or is_wanted
         stats = Stats()
         moved: Tensor | None = None
         for number, (call, tokens) in enumerate(

@@ -21,13 +21,14 @@ from sparsefn.core.tree import flatten, opened
 from sparsefn.core.tree.where import matching
 from sparsefn.masks.scores.data import wanda_of
 from sparsefn.nn.modules.calls import Call, Example, as_call
-from sparsefn.nn.modules.wrappers import Named
+from sparsefn.nn.modules.wrappers import Named, own_tensors
 from sparsefn.posttraining.calibration.blocks import (
     Block,
     Prune,
     PrunedBlock,
     PruneOptions,
     chain_of,
+    is_inside,
     part_of,
     prune_part,
     with_part,
@@ -41,13 +42,18 @@ from sparsefn.posttraining.calibration.cache import (
     in_memory,
     on_disk,
 )
-from sparsefn.posttraining.calibration.capture import PausedRun, guarded_calls
+from sparsefn.posttraining.calibration.capture import (
+    Chain,
+    PausedRun,
+    guarded_calls,
+)
 from sparsefn.posttraining.calibration.inputs import (
     check_data,
     names_of,
     weights_of_call,
 )
 from sparsefn.posttraining.calibration.sums import Stats
+from sparsefn.posttraining.calibration.targets import Recover
 
 T = TypeVar("T")
 
@@ -64,6 +70,7 @@ def in_order(
     tokens: Tensor | None = None,
     inputs_from: str = "pruned",
     offload: str | None = None,
+    recover: Recover | None = None,
     progress: bool = False,
 ) -> State:
     """Prune the blocks of a module in turn, each on inputs from pruned blocks.
@@ -96,6 +103,8 @@ def in_order(
         inputs_from: "pruned", or "dense" for the inputs in the model as it is at first.
         offload: "disk" keeps the inputs and outputs of layers in files. None: in
             memory.
+        recover: How each layer is trained once its blocks are pruned, such as
+            `sf.recovery.blockwise`; see `by_block`. None: not at all.
         progress: Whether a bar of tqdm shows how long each block took, and how far its
             outputs moved, where tqdm is installed. Without it errors are not computed,
             so the outputs of the last block are not either.
@@ -109,7 +118,9 @@ def in_order(
 
     `by_block` takes the same arguments but for `progress`, and tells more about them.
     """
-    options = PruneOptions(prune, names_of(of), inputs_from, errors=progress)
+    options = PruneOptions(
+        prune, names_of(of), inputs_from, errors=progress, recover=recover
+    )
     data = _Data(inputs, tokens, chunk_size, offload)
     work = _work_of(module, state, blocks, data, options)
     state = work.start
@@ -131,6 +142,7 @@ def by_block(
     tokens: Tensor | None = None,
     inputs_from: str = "pruned",
     offload: str | None = None,
+    recover: Recover | None = None,
 ) -> Iterator[PrunedBlock]:
     """Prune the blocks of a module in turn, and give a record of each.
 
@@ -173,19 +185,29 @@ def by_block(
             has in the model as it is at first.
         offload: "disk" keeps the inputs and outputs of layers in files of a temporary
             folder, which goes at the end. None: in memory.
+        recover: A function that trains a layer once its blocks are pruned, such as
+            `sf.recovery.blockwise` gives. It gets the state of the layer's leaves,
+            params and masks by path, and `errors`, and returns a State whose params are
+            taken; the masks stay. `errors(loss)` gives for each chunk, in order, a
+            function of params: the loss of (student, teacher, tokens), of what the
+            layer returns and what it returned before any of its blocks was pruned.
+            None: layers are not trained.
 
     Returns:
         An iterator with a record of each block, which comes when its block is pruned.
-        The block's params and masks are the algorithm's; all else in the state stays.
+        The block's params and masks are the algorithm's; all else in the state stays,
+        but for what `recover` trains, which is in the record of its layer's last block.
 
     Raises:
         TypeError: `blocks` is no sequence, `state` is no State, `prune` gives no
-            Algorithm, or `tokens` is no bool tensor.
+            Algorithm, `recover` gives no State, or `tokens` is no bool tensor.
         ValueError: The inputs of a weight are not finite: its path and layer are named.
             No product was seen with the leaves of a block, or blocks are in another
             order. A mask such as `attention_mask` or `key_padding_mask` hides tokens
             and `tokens` is None. `inputs_from` or `offload` is another word. Tensors
-            cannot be split by `chunk_size`. As in `inputs`.
+            cannot be split by `chunk_size`. `recover` is given and the model cannot run
+            layer by layer, a leaf of a layer is tied to a leaf outside of it, or what
+            `recover` gives has other shapes. As in `inputs`.
 
     The time is linear in the number of blocks. The embeddings and masks before the
     first block are computed once. Then the layer that a block is in runs twice on what
@@ -214,7 +236,7 @@ def by_block(
     Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023,
     arXiv 2306.11695, sec. 3.
     """
-    options = PruneOptions(prune, names_of(of), inputs_from)
+    options = PruneOptions(prune, names_of(of), inputs_from, recover=recover)
     data = _Data(inputs, tokens, chunk_size, offload)
     return _pruned(_work_of(module, state, blocks, data, options))
 
@@ -267,6 +289,8 @@ def _work_of(
             f"in_order: expected offload to be 'disk' or None, got {data.offload!r}"
         )
     check_call("prune", options.prune, "stats")
+    if options.recover is not None:
+        check_call("recover", options.recover, "state", "errors")
     call = as_call(data.inputs)
     model = Named.of(module)
     if state is None:
@@ -311,6 +335,11 @@ def _pruned(work: _Work) -> Iterator[PrunedBlock]:
     left = work.blocks[done:]
     if not left:
         return
+    if work.options.recover is not None:
+        raise ValueError(
+            "in_order: expected a model whose layers run one by one with recover, but "
+            f"{why}: leave recover out, and train the whole model afterwards"
+        )
     if again:
         why += ": the statistics of its weights are the sums over all calls"
     if again or len(left) > 1:
@@ -347,6 +376,8 @@ def _part_by_part(work: _Work) -> Generator[PrunedBlock, None, None]:
         runs = [PausedRun(work.model, chain, call, cache) for call in work.calls]
         plain = all(counted is None for counted in options.tokens)
         options = replace(options, narrow=chain.narrow and plain)
+        if options.recover:
+            _check_untied(work.model, chain)
         for number, path in enumerate(chain.order):
             _advance(runs, number, work.model, work.before(state))
             part = chain.parts[path]
@@ -355,7 +386,8 @@ def _part_by_part(work: _Work) -> Generator[PrunedBlock, None, None]:
                 for block, at in zip(work.blocks, chain.at, strict=True)
                 if at == number
             ]
-            wanted = options.errors or number + 1 < len(chain.order)
+            is_last = number + 1 == len(chain.order)
+            wanted = options.errors or options.recover is not None or not is_last
             results, outputs = prune_part(
                 part,
                 part_of(state, part.own),
@@ -369,6 +401,21 @@ def _part_by_part(work: _Work) -> Generator[PrunedBlock, None, None]:
                 yield result._replace(state=state)
             for run, out in zip(runs, outputs, strict=wanted):
                 run.finish(number, out)
+
+
+def _check_untied(model: Named, chain: Chain) -> None:
+    # Training a layer must not change what other layers compute.
+    tied = own_tensors(model.module, "parameters", tied=True)
+    for number in chain.at:
+        path = chain.order[number]
+        for name, (_, leaf) in chain.parts[path].own.items():
+            for other, (_, same) in tied.items():
+                if same is leaf and not is_inside(other, path):
+                    raise ValueError(
+                        "in_order: expected layers with leaves of their own with "
+                        f"recover, but {name!r} in {path!r} is also {other!r}: leave "
+                        "recover out, and train the whole model afterwards"
+                    )
 
 
 def _advance(

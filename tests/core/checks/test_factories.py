@@ -134,6 +134,7 @@ CALLS = {
         "transposable(2, 4)",
         "unstructured()",
     ],
+    sf.recovery: ["blockwise(adam(0.1), epochs=2, loss=cosine_distance)"],
     sf.redistribute: ["careful(below=0.9)"],
     sf.reparam: [
         "faded(nm(2, 4, axis=-1), 0.5, slope=1.0)",

@@ -49,6 +49,7 @@ from sparsefn.posttraining.calibration.folders.resume import (
 )
 from sparsefn.posttraining.calibration.inputs import check_data, names_of
 from sparsefn.posttraining.calibration.sums import Stats
+from sparsefn.posttraining.calibration.targets import Recover
 
 T = TypeVar("T")
 
@@ -63,6 +64,7 @@ def stream(
     of: str | Sequence[str] = ("count", "square", "gram"),
     tokens: Sequence[Tensor] | None = None,
     make: Callable[[], nn.Module] | None = None,
+    recover: Recover | None = None,
 ) -> dict[str, float | None]:
     """Prune a model that need not fit in memory, block by block, from folder to folder.
 
@@ -93,6 +95,8 @@ def stream(
         make: A function that returns the model, the only module that is written to; no
             hook is left. None: the class that config.json names. Wherever the model is
             made, its parameters are not kept.
+        recover: How each layer is trained once its blocks are pruned, as in `by_block`,
+            with a step a batch. None: not at all.
 
     Returns:
         The errors by block. An error is the norm of the change of the block's outputs
@@ -108,7 +112,8 @@ def stream(
             attributes from elsewhere: use `in_order`. Inputs are not finite: the block
             and the layer are named. Another run writes to `out` at the same time, or
             `out` holds anything else. Something differs from the run that was killed.
-            Processes differ in what `prune` gives.
+            Processes differ in what `prune` gives, or `recover` is given and there are
+            several.
 
     `in_order` gives the same weights for the whole model, bit for bit, where
     a batch is a chunk. At one time there are in memory one layer, its statistics, what
@@ -146,7 +151,16 @@ def stream(
             f"stream: expected a tensor of tokens for each of {len(calls)} batches, "
             f"got {len(counted)}"
         )
-    options = PruneOptions(together(prune), names, tokens=share(counted))
+    if recover is not None:
+        check_call("recover", recover, "state", "errors")
+        if place()[1] > 1:
+            raise ValueError(
+                f"stream: expected one process with recover, got {place()[1]}: each "
+                "would train on batches of its own"
+            )
+    options = PruneOptions(
+        together(prune), names, tokens=share(counted), recover=recover
+    )
     target = Path(out)
     first = place()[0] == 0
     device = next(x.device for x in leaves_of(calls[0]) if isinstance(x, Tensor))
