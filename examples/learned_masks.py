@@ -1,6 +1,7 @@
 """2:4 masks of a small transformer that are learned, beside masks from one pass.
 
     python examples/learned_masks.py
+    python examples/learned_masks.py --quick
     python examples/learned_masks.py --seeds 1 --steps 50 --methods wanda prox_sparse
 
 The model is the one of `prune.py`, with the same calibration windows. Its weights stay;
@@ -121,7 +122,15 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     every = ONE_PASS + LEARNED
     add("--methods", nargs="+", choices=every, default=every, help="default: all")
     add("--out", type=Path, default=Path("out"), help="folder (default: out)")
+    add("--quick", action="store_true", help="does it run: a few steps of one model")
     chosen = parser.parse_args(argv)
+    chosen.model_steps = 400
+    chosen.windows = 128
+    if chosen.quick:
+        chosen.seeds = 1
+        chosen.steps = 3
+        chosen.model_steps = 20
+        chosen.windows = 8
     make_folder(parser, chosen.out)
     return chosen
 
@@ -129,13 +138,14 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Train, prune, learn and print."""
     chosen = options()
-    text = lm.load(lm.HELD)
+    text = lm.load(lm.HELD // 8 if chosen.quick else lm.HELD)
     results = []
-    with progress(chosen.seeds * (400 + len(chosen.methods)), "training") as bar:
+    work = chosen.model_steps + len(chosen.methods)
+    with progress(chosen.seeds * work, "training") as bar:
         for seed in range(chosen.seeds):
-            trained = lm.train("dense", 0.0, text, 400, seed, bar)
+            trained = lm.train("dense", 0.0, text, chosen.model_steps, seed, bar)
             model, before = trained.model, trained.result["bits"]
-            windows = prune.calibration(text, 128, seed)
+            windows = prune.calibration(text, chosen.windows, seed)
             prior = prune.prune("wanda", model, windows, KEPT)
             for name in chosen.methods:
                 begin = time.perf_counter()

@@ -892,3 +892,20 @@ def test_processes_train_as_one_and_others_go_on(tmp_path: Path) -> None:
         content.startswith(b"\x89PNG\r\n\x1a\n")
         and int.from_bytes(content[16:20]) >= 1000
     )
+
+
+# ---- learned masks -------------------------------------------------------------------
+
+
+def test_learned_masks_are_compared_with_masks_of_one_pass(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / "learned_masks.py")]
+    done = subprocess.run(
+        [*command, "--quick", f"--out={tmp_path}"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "learned_masks.json").read_text("utf-8"))
+    methods = [row["method"] for row in results]
+    assert methods[:4] == ["magnitude", "wanda", "ria", "sparsegpt"]
+    assert methods[4:] == ["maskllm", "prox_sparse", "maskpro"]
+    assert len({row["before"] for row in results}) == 1
+    assert all(math.isfinite(row["bits"]) for row in results)
