@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 import sparsefn as sf
 from sparsefn.shrinking import analysis, norms, probe, reindexing
 from sparsefn.shrinking.channels import CoupledChannels
-from sparsefn.shrinking.layers import (
+from sparsefn.shrinking.small_layers import (
     counted_group_norm,
     counted_layer_norm,
     counted_mean,

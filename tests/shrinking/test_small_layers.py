@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sparsefn.shrinking.groups import groups
-from sparsefn.shrinking.layers import (
+from sparsefn.shrinking.small_layers import (
     CountedGroupNorm,
     CountedLayerNorm,
     CountedRMSNorm,
