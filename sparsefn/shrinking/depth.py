@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from sparsefn.core.checks import is_sequence
 from sparsefn.masks.budgets import UnitCosts
 from sparsefn.masks.patterns import Pattern, tied
 from sparsefn.nn.modules import computed_from, inner_module
@@ -113,7 +112,7 @@ class Layers:
         lines = []
         for i, layer in enumerate(self.layers):
             head, _, rest = str(layer).partition(" weights")
-            flops = whole - self.cost({i}, "flops")
+            flops = whole - self._left({i}, "flops")
             lines.append(f"{i}: {head} weights and {flops} FLOPs{rest}")
         if self.stays:
             lines.append("stays:")
@@ -161,14 +160,15 @@ class Layers:
     def _chosen(self, only: Sequence[int] | None) -> list[int]:
         if only is None:
             return list(range(len(self)))
-        if not is_sequence(only):
+        if isinstance(only, str) or not isinstance(only, Iterable):
             raise TypeError(
                 f"layers: expected only to be a sequence of numbers of layers, got "
                 f"{only!r}"
             )
-        if not only:
+        numbers = {self._number(i) for i in only}
+        if not numbers:
             raise ValueError("layers: expected the number of a layer in only, got none")
-        return sorted({self._number(i) for i in only})
+        return sorted(numbers)
 
     def _number(self, i: object) -> int:
         if not isinstance(i, SupportsIndex) or isinstance(i, bool):
@@ -182,9 +182,9 @@ class Layers:
             )
         return int(i)
 
-    def _gone(self, gone: Set[int] | Sequence[int]) -> set[int]:
+    def _gone(self, gone: Iterable[int]) -> set[int]:
         # The layers that go, with what is inside them.
-        if not isinstance(gone, Set) and not is_sequence(gone):
+        if isinstance(gone, str) or not isinstance(gone, Iterable):
             raise TypeError(
                 f"layers: expected the numbers of the layers that go, got {gone!r}"
             )
@@ -197,7 +197,7 @@ class Layers:
             )
         return numbers | inner
 
-    def masks(self, gone: Set[int] | Sequence[int]) -> dict[str, Tensor]:
+    def masks(self, gone: Iterable[int]) -> dict[str, Tensor]:
         """The masks of all parameters without some layers.
 
         Args:
@@ -241,7 +241,7 @@ class Layers:
 
     def cost(
         self,
-        gone: Set[int] | Sequence[int] = (),
+        gone: Iterable[int] = (),
         unit: str = "params",
         *,
         bits: int | None = None,
@@ -262,7 +262,9 @@ class Layers:
             ValueError: `unit` is another one, there is no such layer, or all go.
         """
         check_unit(unit, bits, False)
-        lost = self._gone(gone)
+        return self._left(self._gone(gone), unit, bits)
+
+    def _left(self, lost: Set[int], unit: str, bits: int | None = None) -> int:
         found = [
             (n, dims)
             for key, n, dims in summands(self.analysis, unit, bits)

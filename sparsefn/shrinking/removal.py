@@ -69,19 +69,23 @@ def zero_branches(
 def items_without(
     model: nn.Module, program: fx.GraphModule, gone: Sequence[Residual]
 ) -> list[str]:
-    """The items of lists of modules that compute nothing without some branches: what
-    they take is what they give.
+    """The modules that compute nothing without some branches, and so give what they
+    take: items of lists, and other modules that add up such a branch.
     """
-    before = _busy(program)
-    after = _busy(without_branches(program, gone))
+    idle = _busy(program) - _busy(without_branches(program, gone))
+    adds = {path for one in gone for path in _around(one.sum)}
     found: list[str] = []
-    for path, part in model.named_modules():
-        for name in part._modules if isinstance(part, _LISTS) else ():
-            item = f"{path}.{name}".removeprefix(".")
-            is_inside = any(item.startswith(f"{outer}.") for outer in found)
-            if item in before and item not in after and not is_inside:
-                found.append(item)
+    for path, _ in model.named_modules():
+        is_inside = any(path.startswith(f"{outer}.") for outer in found)
+        if not path or path not in idle or is_inside:
+            continue
+        if path in adds or _in_list(model, path):
+            found.append(path)
     return found
+
+
+def _in_list(model: nn.Module, path: str) -> bool:
+    return isinstance(model.get_submodule(path.rpartition(".")[0]), _LISTS)
 
 
 def _busy(program: fx.GraphModule) -> set[str]:
@@ -109,29 +113,29 @@ def _around(node: fx.Node) -> list[str]:
 
 
 def shorter(model: nn.Module, items: Sequence[str], works: Works) -> Shorter | None:
-    """A copy of a model whose lists of modules are without some items; None where
-    `works` accepts none.
+    """A copy of a model without some modules, items of lists; None where `works`
+    accepts none.
 
     Items keep their order and are numbered again, with numbers that each item keeps of
-    its place, such as the index into a cache. A number that is the length of a list, in
+    its place, such as the index into a cache. A module that is no item of a list
+    becomes an `nn.Identity`. A number that is the length of a list, in
     a module around it, becomes the new one where the outputs need it, and in configs
     where a new model from them equals the copy. The tensors are the model's.
     """
     for places, lengths in ((True, False), (True, True), (False, False), (False, True)):
         small, names = _without(model, items, places, lengths)
         if works(small):
-            pairs = list(_lengths(model, items).values())
-            said = _configs(small, model, items, pairs, works)
-            return Shorter(small, names, said)
+            return Shorter(small, names, _configs(small, model, items, works))
     return None
 
 
-def _lists(items: Sequence[str]) -> dict[str, list[str]]:
+def _lists(model: nn.Module, items: Sequence[str]) -> dict[str, list[str]]:
     # The names of the items by the path of their list.
     found: dict[str, list[str]] = defaultdict(list)
     for item in items:
         path, _, name = item.rpartition(".")
-        found[path].append(name)
+        if _in_list(model, item):
+            found[path].append(name)
     return found
 
 
@@ -139,7 +143,7 @@ def _lengths(model: nn.Module, items: Sequence[str]) -> dict[str, tuple[int, int
     # Of each list how long it is, and becomes.
     return {
         path: (n := len(model.get_submodule(path)._modules), n - len(names))
-        for path, names in _lists(items).items()
+        for path, names in _lists(model, items).items()
     }
 
 
@@ -148,14 +152,20 @@ def _without(
 ) -> tuple[nn.Module, dict[str, str | None]]:
     small = with_tensors(model)
     names: dict[str, str | None] = {name: name for name in named_tensors(model)}
+    lists = _lists(model, items)
     for path, (before, after) in _lengths(model, items).items():
         part = small.get_submodule(path)
-        gone = _lists(items)[path]
         if places:
-            _number(part, gone)
+            _number(part, lists[path])
         if lengths:
             _count(small, path, before, after)
-    for path, gone in sorted(_lists(items).items(), reverse=True):  # inner lists first
+    for item in items:
+        if not _in_list(model, item):
+            small.set_submodule(item, nn.Identity())
+            for name in names:
+                if name.startswith(f"{item}."):
+                    names[name] = None
+    for path, gone in sorted(lists.items(), reverse=True):  # inner lists first
         part = small.get_submodule(path)
         owner: Any = small.get_submodule(path.rpartition(".")[0])
         _rename(names, path, _cut(part, gone))
@@ -229,13 +239,13 @@ def _configs(
     small: nn.Module,
     model: nn.Module,
     items: Sequence[str],
-    pairs: Sequence[tuple[int, int]],
     works: Works,
 ) -> tuple[str, ...]:
     # Lists of configs with an entry for each item lose the entries; then the numbers
     # are set.
     old: list[tuple[dict[str, Any], str, Any]] = []
-    lists = _lists(items)
+    lists = _lists(model, items)
+    pairs = list(_lengths(model, items).values())
     for part in small.modules():
         config = getattr(part, "config", None)
         if not hasattr(config, "__dict__") or any(vars(config) is d for d, *_ in old):

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 
 from sparsefn.shrinking.analysis import analyse
+from sparsefn.shrinking.reindexing import MOVES
 from sparsefn.shrinking.trace import with_tensors
 from sparsefn.shrinking.values import Value, node_arguments, opname, tensors_of
 
@@ -175,8 +176,8 @@ def are_zero(
 ) -> list[bool]:
     """Which tensors of a program are zero under masks, whatever its inputs are.
 
-    They are found as constants are: an operation of which nothing is known may give
-    anything.
+    They are found as constants are, and follow through products and moves: an operation
+    of which nothing is known may give anything.
     """
     copied = with_tensors(program)
     twins = dict(zip(program.graph.nodes, copied.graph.nodes, strict=True))
@@ -184,7 +185,20 @@ def are_zero(
     for node in copied.graph.nodes:
         node.target = _SUMS.get(node.target, node.target)
     found = analyse(copied, masks, counted=True)
-    return [_is_zero(found.values[twins[node]]) for node in nodes]
+    zero = set[fx.Node]()
+    for node in copied.graph.nodes:
+        if _is_zero(found.values[node]) or _stays_zero(node, zero):
+            zero.add(node)
+    return [twins[node] in zero for node in nodes]
+
+
+def _stays_zero(node: fx.Node, zero: Set[fx.Node]) -> bool:
+    if node.op != "call_function" or not node.all_input_nodes:
+        return False
+    if opname(node) == "mul":
+        return any(one in zero for one in node.all_input_nodes)
+    moves = opname(node) in MOVES or passes(node)
+    return moves and zero.issuperset(node.all_input_nodes)
 
 
 def _is_zero(value: Any) -> bool:

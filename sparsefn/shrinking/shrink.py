@@ -16,7 +16,12 @@ from torch import Tensor, fx, nn
 from sparsefn.core.state import State
 from sparsefn.core.tree import flatten
 from sparsefn.nn.modules import bake, inner_module
-from sparsefn.shrinking.analysis import analyse, has_shuffles, without_shuffles
+from sparsefn.shrinking.analysis import (
+    Analysis,
+    analyse,
+    has_shuffles,
+    without_shuffles,
+)
 from sparsefn.shrinking.depth import Layers
 from sparsefn.shrinking.groups import Groups
 from sparsefn.shrinking.plan import PruningPlan, cost, folded_biases, free
@@ -296,9 +301,9 @@ def _smaller(
         plan = free(analyse(still, masks, counted=True))
         made = same_class(masked, plan, works, folded_biases(plan, _own(masked)))
         if made.model is None and gone:
-            # a branch that goes in part: it stays whole, and is 0
+            # no class has branches of width 1, as one of each dimension stays
             exact.clear()
-            plan = free(analyse(still, _but(masks, still, gone), counted=True))
+            plan = free(_with_whole(plan.analysis, still, gone))
             made = same_class(masked, plan, works, folded_biases(plan, _own(masked)))
         if made.model is not None:
             return Smaller(
@@ -317,12 +322,15 @@ def _smaller(
     return _program(masked, masks, example, still, tell, proof, why)
 
 
-def _but(
-    masks: Mapping[str, Tensor], program: fx.GraphModule, gone: Sequence[Residual]
-) -> dict[str, Tensor]:
-    # The masks, dense for what some branches alone read.
-    own = {leaf for one in gone for leaf in leaves_of(program, one.own)}
-    return {name: mask for name, mask in masks.items() if name not in own}
+def _with_whole(
+    analysis: Analysis, program: fx.GraphModule, gone: Sequence[Residual]
+) -> Analysis:
+    # Branches that are 0 keep their widths.
+    for one in gone:
+        for leaf in leaves_of(program, one.own):
+            for label in analysis.leaves[leaf].labels:
+                analysis.log.channels.freeze(label, "its layer is no item of a list")
+    return analysis
 
 
 def _shorter(
