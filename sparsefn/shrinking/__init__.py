@@ -8,7 +8,8 @@ The files, in the order in which `sf.shrink` needs them:
   (`channels`) over what is known of each tensor (`values`). Operations have their rules
   in `products`, `reindexing` and `norms`; `probe` runs any other to see what it does.
 - `groups`: the units that compete, and the pattern that prunes them.
-- `residuals`, `depth`: the sums x + f(x) of a program, and these layers as units.
+- `residuals`, `depth`: the sums x + f(x) of a program, and these layers as units,
+  with scores (`depth_scores`).
 - `plan`: which channels go, what stays of each tensor, and what the rest costs.
 - `removal`: the model with shorter lists of modules, without layers that are zero.
 - `rebuild`: the smaller model, of the same class, whose modules keep fitting sizes
@@ -19,6 +20,7 @@ The files, in the order in which `sf.shrink` needs them:
 
 from sparsefn.shrinking.carry import carry, carry_optimizer
 from sparsefn.shrinking.depth import Layers, layers
+from sparsefn.shrinking.depth_scores import angular_distance, influence, loss_without
 from sparsefn.shrinking.experts import without_experts
 from sparsefn.shrinking.groups import Groups, groups
 from sparsefn.shrinking.plan import weights
@@ -28,10 +30,13 @@ __all__ = [
     "Groups",
     "Layers",
     "Smaller",
+    "angular_distance",
     "carry",
     "carry_optimizer",
     "groups",
+    "influence",
     "layers",
+    "loss_without",
     "shrink",
     "smaller",
     "weights",

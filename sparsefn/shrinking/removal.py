@@ -90,26 +90,32 @@ def _in_list(model: nn.Module, path: str) -> bool:
 
 def _busy(program: fx.GraphModule) -> set[str]:
     # The modules in which something is computed.
-    paths = set()
+    paths = set[str]()
     for node in program.graph.nodes:
         if node.op == "call_function" and not passes(node):
             paths.update(_around(node))
     return paths
 
 
-def left_in(gone: Sequence[Residual], items: Sequence[str]) -> list[Residual]:
-    """The branches that are in none of some modules."""
-    left = []
-    for one in gone:
-        if not {*_around(one.branch), *_around(one.sum)} & {*items}:
-            left.append(one)
-    return left
+def left_in(
+    program: fx.GraphModule, gone: Sequence[Residual], items: Sequence[str]
+) -> list[Residual]:
+    """The branches that have parameters of their own outside of some modules."""
+    starts = tuple(f"{item}." for item in items)
+    return [
+        one
+        for one in gone
+        if not all(leaf.startswith(starts) for leaf in leaves_of(program, one.own))
+    ]
 
 
-def _around(node: fx.Node) -> list[str]:
-    # The modules in whose forward an operation is.
-    stack = node.meta.get("nn_module_stack") or {}
-    return [module_of(node, up) for up in range(len(stack))]
+def _around(node: fx.Node) -> Iterator[str]:
+    # The modules in whose forward an operation is, and the modules around these.
+    for up in range(len(node.meta.get("nn_module_stack") or {})):
+        path = module_of(node, up)
+        while path:
+            yield path
+            path = path.rpartition(".")[0]
 
 
 def shorter(model: nn.Module, items: Sequence[str], works: Works) -> Shorter | None:

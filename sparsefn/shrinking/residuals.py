@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -192,7 +192,7 @@ def are_zero(
     return [twins[node] in zero for node in nodes]
 
 
-def _stays_zero(node: fx.Node, zero: Set[fx.Node]) -> bool:
+def _stays_zero(node: fx.Node, zero: set[fx.Node]) -> bool:
     if node.op != "call_function" or not node.all_input_nodes:
         return False
     if opname(node) == "mul":

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -291,12 +291,18 @@ def _smaller(
     still = _traced(masked, example, groups, tell)
     gone = zero_branches(still, masks)
     if gone and form != "program":
-        short, left = _shorter(masked, still, gone, works)
-        if left and form is None:
-            where = ", ".join(dict.fromkeys(f"{module_of(x.sum)!r}" for x in left))
-            why = f"pruned branches are no whole items of a list, in {where}"
-        elif short is not None:
+        items = items_without(masked, still, gone)
+        left = left_in(still, gone, items)
+        short = None
+        if items and not (left and form is None):
+            short = shorter(masked, items, lambda small: works(small, {}))
+        if short is not None:
             return _renamed(masks, short, example, form, tell, proof)
+        if form is None:
+            where = ", ".join(
+                dict.fromkeys(f"{module_of(one.sum)!r}" for one in left or gone)
+            )
+            why = f"pruned branches are no whole items of a list, in {where}"
     if form != "program" and not why:
         plan = free(analyse(still, masks, counted=True))
         made = same_class(masked, plan, works, folded_biases(plan, _own(masked)))
@@ -331,21 +337,6 @@ def _with_whole(
             for label in analysis.leaves[leaf].labels:
                 analysis.log.channels.freeze(label, "its layer is no item of a list")
     return analysis
-
-
-def _shorter(
-    masked: nn.Module,
-    program: fx.GraphModule,
-    gone: Sequence[Residual],
-    works: Callable[[nn.Module, Mapping[str, Tensor]], bool],
-) -> tuple[Shorter | None, list[Residual]]:
-    # The model without items of lists that compute nothing without these branches, and
-    # the branches that are left then.
-    items = items_without(masked, program, gone)
-    made = None
-    if items:
-        made = shorter(masked, items, lambda small: works(small, {}))
-    return made, left_in(gone, items if made is not None else [])
 
 
 def _renamed(
