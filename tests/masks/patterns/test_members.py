@@ -79,7 +79,7 @@ def test_beside_rows_of_the_same_leaves():
     rows = [["a", 1], ["c2", 0]]
     params = {**PARAMS, "c2": torch.ones(2, 2)}
     pattern = sf.patterns.tied([rows, MEMBERS])
-    algorithm = sf.one_shot(0.5, pattern=pattern)
+    algorithm = sf.one_shot(0.4, pattern=pattern)
     masks = algorithm.update(algorithm.init(params), params, 0).masks
     assert masks["a"].tolist() == [[True, False]] * 2 and masks["d"].all()
     assert not masks["c"].any() and masks["c2"].sum() == 2
