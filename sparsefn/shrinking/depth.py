@@ -25,7 +25,7 @@ from sparsefn.shrinking.plan import (
     left_of,
     summands,
 )
-from sparsefn.shrinking.residuals import Residual, are_zero, leaves_of, residuals
+from sparsefn.shrinking.residuals import Residual, are_zero, own_leaves, residuals
 from sparsefn.shrinking.trace import Example, Trace, shapes_of, traced
 from sparsefn.shrinking.values import module_of, opname
 from sparsefn.typing import Reduce
@@ -33,7 +33,7 @@ from sparsefn.typing import Reduce
 By = Literal["branch", "module"]
 
 
-class Layer(NamedTuple):
+class ResidualLayer(NamedTuple):
     """A unit of depth: the residual branches that go together."""
 
     path: str  # of the module that adds them up
@@ -92,19 +92,19 @@ class Layers:
             submodules.
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[ResidualLayer, ...]
     stays: tuple[str, ...]
     analysis: Analysis = dataclasses.field(repr=False)
     widths: Groups | None = dataclasses.field(default=None, repr=False)
     trace: Trace | None = dataclasses.field(default=None, repr=False)
 
-    def __getitem__(self, i: int) -> Layer:
+    def __getitem__(self, i: int) -> ResidualLayer:
         return self.layers[i]
 
     def __len__(self) -> int:
         return len(self.layers)
 
-    def __iter__(self) -> Iterator[Layer]:
+    def __iter__(self) -> Iterator[ResidualLayer]:
         return iter(self.layers)
 
     def __str__(self) -> str:
@@ -390,8 +390,7 @@ def layers(
     ... ).eval()
     >>> layers = sf.shrinking.layers(model, torch.ones(2, 3, 8), by="module")
     >>> print(layers[0])
-    600 weights at 'layers.0': layers.0.self_attn, layers.0.self_attn.out_proj,
-    layers.0.linear1, layers.0.linear2 and 2 more
+    600 weights at 'layers.0': layers.0.self_attn, layers.0.self_attn.out_proj, ...
     >>> algorithm = sf.one_shot(0.25, pattern=layers.pattern())
     >>> params = sf.modules.params_of(model)
     >>> pruned = algorithm.update(algorithm.init(params), params, 0)
@@ -472,7 +471,7 @@ def _branches(
     levels: dict[int, list[_Branch]] = defaultdict(list)
     stays = {}
     for one in every:
-        leaves = leaves_of(graph, one.own)
+        leaves = own_leaves(graph, one.own)
         usable = [leaf for leaf in leaves if known[leaf].numel() and known[leaf].ndim]
         computed = [leaf for leaf in usable if computed_from(model, leaf) is not None]
         if computed:
@@ -560,14 +559,16 @@ def _up(path: str, items: Set[str]) -> str | None:
     return path or None
 
 
-def _layer(unit: Sequence[_Branch], units: Sequence[Sequence[_Branch]]) -> Layer:
+def _layer(
+    unit: Sequence[_Branch], units: Sequence[Sequence[_Branch]]
+) -> ResidualLayer:
     inside = set()
     for i, other in enumerate(units):
         own = frozenset[fx.Node]().union(*(one.residual.own for one in other))
         if other is not unit and all(one.residual.sum in own for one in unit):
             inside.add(i)
     leaves = dict.fromkeys(leaf for one in unit for leaf in one.leaves)
-    return Layer(
+    return ResidualLayer(
         module_of(unit[0].residual.sum),
         tuple(leaves),
         sum(one.entries for one in unit),

@@ -43,7 +43,7 @@ def influence(
             channels of images.
 
     Returns:
-        A float64 tensor on the CPU, (layers,): 0 where a layer changes no direction, 2
+        A float64 tensor on the CPU, (layers,), 0 where a layer changes no direction, 2
         where it reverses all. A vector of zeros has cosine 1 with one of zeros, and 0
         with others. It is a score: `sf.scores.of_units(values, layers.pattern())`.
 
@@ -73,8 +73,7 @@ def angular_distance(
     span: int = 1,
     last: bool = True,
 ) -> Tensor:
-    """The angle between what enters a span of layers and what leaves it, as a share of
-    a half turn.
+    """The angle between what enters a span of layers and leaves it, in half turns.
 
     >>> class Turn(torch.nn.Linear):
     ...     def forward(self, x):
@@ -100,7 +99,7 @@ def angular_distance(
             False takes the mean over all vectors.
 
     Returns:
-        A float64 tensor on the CPU, (layers - span + 1,), from 0 to 1: the mean over
+        A float64 tensor on the CPU, (layers - span + 1,), from 0 to 1, the mean over
         sequences for the span that starts at each layer.
 
     Raises:

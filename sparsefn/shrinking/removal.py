@@ -12,7 +12,7 @@ from sparsefn.shrinking.attributes import set_configs
 from sparsefn.shrinking.residuals import (
     Residual,
     are_zero,
-    leaves_of,
+    own_leaves,
     passes,
     residuals,
     without_branches,
@@ -56,7 +56,7 @@ def zero_branches(
     """
     pruned = []
     for one in residuals(program):
-        own = [masks[leaf] for leaf in leaves_of(program, one.own) if leaf in masks]
+        own = [masks[leaf] for leaf in own_leaves(program, one.own) if leaf in masks]
         sparse = [mask for mask in own if mask.ndim and mask.numel()]
         if sparse and not any(bool(mask.any()) for mask in sparse):
             pruned.append(one)
@@ -105,7 +105,7 @@ def left_in(
     return [
         one
         for one in gone
-        if not all(leaf.startswith(starts) for leaf in leaves_of(program, one.own))
+        if not all(leaf.startswith(starts) for leaf in own_leaves(program, one.own))
     ]
 
 

@@ -154,7 +154,7 @@ def _own(
     return frozenset(own)
 
 
-def leaves_of(program: fx.GraphModule, nodes: frozenset[fx.Node]) -> list[str]:
+def own_leaves(program: fx.GraphModule, nodes: frozenset[fx.Node]) -> list[str]:
     """The parameters that some operations of a program read, and no other ones do, by
     their first names.
     """

@@ -34,7 +34,7 @@ from sparsefn.shrinking.removal import (
     shorter,
     zero_branches,
 )
-from sparsefn.shrinking.residuals import Residual, leaves_of, without_branches
+from sparsefn.shrinking.residuals import Residual, own_leaves, without_branches
 from sparsefn.shrinking.trace import Example, calls_of, matched, may_resize, traced
 from sparsefn.shrinking.values import kept_slices, module_of, named_tensors
 
@@ -333,7 +333,7 @@ def _with_whole(
 ) -> Analysis:
     # Branches that are 0 keep their widths.
     for one in gone:
-        for leaf in leaves_of(program, one.own):
+        for leaf in own_leaves(program, one.own):
             for label in analysis.leaves[leaf].labels:
                 analysis.log.channels.freeze(label, "its layer is no item of a list")
     return analysis
