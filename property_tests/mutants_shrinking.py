@@ -18,15 +18,15 @@ from torch import Tensor, fx, nn
 import sparsefn as sf
 from sparsefn.shrinking import analysis, norms, probe, reindexing
 from sparsefn.shrinking.channels import CoupledChannels
-from sparsefn.shrinking.layers import (
+from sparsefn.shrinking.plan import PruningPlan
+from sparsefn.shrinking.proof import Proof
+from sparsefn.shrinking.rebuild import program
+from sparsefn.shrinking.small_layers import (
     counted_group_norm,
     counted_layer_norm,
     counted_mean,
     counted_rms_norm,
 )
-from sparsefn.shrinking.plan import PruningPlan
-from sparsefn.shrinking.proof import Proof
-from sparsefn.shrinking.rebuild import program
 from sparsefn.shrinking.trace import traced
 from sparsefn.shrinking.values import Step, values_in
 from tests.shrinking.compare import check, masked_weights, random_units

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from sparsefn.shrinking.layers import is_transformers_conv
 from sparsefn.shrinking.plan import PruningPlan
+from sparsefn.shrinking.small_layers import is_transformers_conv
 from sparsefn.shrinking.values import (
     module_of,
     named_module,

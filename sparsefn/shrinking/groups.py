@@ -34,9 +34,8 @@ from sparsefn.shrinking.plan import (
     PruningPlan,
     cost,
     free,
-    most_kept,
+    left_of,
     one_stays,
-    pieces_of,
     terms_of,
 )
 from sparsefn.shrinking.trace import (
@@ -357,20 +356,12 @@ class Groups:
         """
         names = self._set_names(only)
         terms = terms_of(self.analysis, unit, bits, compressed)
-        group = np.full(self.analysis.log.channels.count, -1)
-        for place, i in enumerate(names.values()):
-            group[self.channels[i]] = place
         sizes = [self.groups[i].size for i in names.values()]
-        pieces = [pieces_of(label, group, sizes) for label in terms.labels]
-        most = most_kept(self.analysis, group, sizes)
+        channels = [self.channels[i] for i in names.values()]
+        left = left_of(self.analysis, channels, terms.labels)
 
         def cost(kept: Sequence[int]) -> int:
-            kept = [row[n] for row, n in zip(most, kept, strict=True)]
-            lengths = []
-            for fixed, some in pieces:
-                free_ones = sum(piece.count(kept) for piece in some)
-                lengths.append(fixed + free_ones)
-            return terms.value(lengths)
+            return terms.value(left(kept))
 
         def scores() -> dict[str, Any]:
             known = dict(self.analysis.graph.named_parameters())

@@ -49,6 +49,7 @@ class Permuted(NamedTuple):
         before: The sum of |w|, or of scores, that N:M masks of the model keep.
         after: The same sum in the new order.
         stays: Groups that could gain and keep their order, with the reasons.
+        names: New names of tensors, as in `Smaller`: none.
     """
 
     module: nn.Module
@@ -56,6 +57,7 @@ class Permuted(NamedTuple):
     before: float
     after: float
     stays: tuple[str, ...]
+    names: Mapping[str, str | None] = {}
 
 
 def permute(

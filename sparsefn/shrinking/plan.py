@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from sparsefn.masks.budgets import UnitCosts
 from sparsefn.shrinking.analysis import Analysis, analyse, labels_of
@@ -195,15 +195,27 @@ def terms_of(
     key = ("costs", unit, bits, compressed)
     if key not in analysis.log.known:
         check_unit(unit, bits, compressed)
-        if unit == "flops":
-            found = [(2, product.dims) for product in analysis.log.products]
-        else:
-            found = list(_sizes(analysis, unit, bits, compressed))
-        analysis.log.known[key] = _collected(
-            analysis, found, 8 if unit == "bytes" else 1
-        )
+        found = [(n, dims) for _, n, dims in summands(analysis, unit, bits, compressed)]
+        per = 8 if unit == "bytes" else 1
+        analysis.log.known[key] = collected(analysis, found, per)
     made: Terms = analysis.log.known[key]
     return made
+
+
+def summands(
+    analysis: Analysis,
+    unit: str,
+    bits: int | None = None,
+    compressed: bool = False,
+) -> Iterator[tuple[fx.Node | str, int, Dims]]:
+    """What a cost adds up: the product or parameter that each summand is of, a factor,
+    and the dimensions whose sizes it is multiplied with; bytes in bits.
+    """
+    if unit == "flops":
+        for product in analysis.log.products:
+            yield product.node, 2, product.dims
+    else:
+        yield from _sizes(analysis, unit, bits, compressed)
 
 
 def check_unit(unit: object, bits: int | None, compressed: bool) -> None:
@@ -241,23 +253,24 @@ def parameters(analysis: Analysis) -> dict[str, tuple[Value | None, Tensor]]:
 
 def _sizes(
     analysis: Analysis, unit: str, bits: int | None, compressed: bool
-) -> Iterable[tuple[int, Dims]]:
-    for value, x in parameters(analysis).values():
+) -> Iterator[tuple[str, int, Dims]]:
+    for name, (value, x) in parameters(analysis).items():
         dims = (value or blank(x)).dims
         if unit == "bytes":
             per = bits or 8 * x.dtype.itemsize
         else:
             per = 1
-        yield per, dims
+        yield name, per, dims
         channels = analysis.log.channels
         if compressed and any(channels.free(label) is not None for _, label in dims):
             bytes_of_mask = -(-x.numel() // 8)
-            yield 8 * bytes_of_mask, ()
+            yield name, 8 * bytes_of_mask, ()
 
 
-def _collected(
-    analysis: Analysis, found: Iterable[tuple[int, Dims]], per: int
+def collected(
+    analysis: Analysis, found: Iterable[tuple[int, Dims]], per: int = 1
 ) -> Terms:
+    """The sum of factors times sizes of dimensions, rounded up to whole `per`."""
     given = list(found)
     every = (label for _, dims in given for _, label in dims)
     places = _places(every, analysis.log.channels)
@@ -403,6 +416,30 @@ def most_kept(analysis: Analysis, group: Ids, sizes: Sequence[int]) -> list[list
         counts = np.maximum.accumulate(chosen + saves.sum(1))
         made.append(np.minimum(counts, size).tolist())
     return made
+
+
+def left_of(
+    analysis: Analysis, units: Sequence[Ids], labels: Sequence[Ids]
+) -> Callable[[Sequence[int]], list[int]]:
+    """How many indices of dimensions are left, at most, by how many units of each group
+    are kept; `units` are the channels of each group.
+    """
+    group = np.full(analysis.log.channels.count, -1)
+    for i, own in enumerate(units):
+        group[own] = i
+    sizes = [len(own) for own in units]
+    pieces = [pieces_of(label, group, sizes) for label in labels]
+    most = most_kept(analysis, group, sizes)
+
+    def left(kept: Sequence[int]) -> list[int]:
+        kept = [row[n] for row, n in zip(most, kept, strict=True)]
+        lengths = []
+        for fixed, some in pieces:
+            free_ones = sum(piece.count(kept) for piece in some)
+            lengths.append(fixed + free_ones)
+        return lengths
+
+    return left
 
 
 class Weights(NamedTuple):

@@ -22,14 +22,14 @@ from sparsefn.shrinking.attributes import (
     set_configs,
     settle,
 )
-from sparsefn.shrinking.layers import (
+from sparsefn.shrinking.plan import PruningPlan
+from sparsefn.shrinking.rewrites import RULES, Rewrite, aten, refused, scale
+from sparsefn.shrinking.small_layers import (
     COUNTED,
     averages,
     fold_norms,
     resize,
 )
-from sparsefn.shrinking.plan import PruningPlan
-from sparsefn.shrinking.rewrites import RULES, Rewrite, aten, refused, scale
 from sparsefn.shrinking.trace import tensor_at
 from sparsefn.shrinking.values import (
     bind,
@@ -76,9 +76,9 @@ def same_class(
     stays as it was, unless a config says it. The reason, where there is no such model,
     names the first module that does not give those outputs.
 
-    Norms of torch that lose entries become norms of `sparsefn.shrinking.layers`. Of an
-    RMS norm in a module's own code the weight and eps are scaled, which is the same:
-    `scaled` names these parameters. Configs are set where a new model from them equals
+    Norms of torch that lose entries become norms of `small_layers`. Of an RMS norm in a
+    module's own code the weight and eps are scaled, which is the same: `scaled` names
+    these parameters. Configs are set where a new model from them equals
     the smaller model; `notes` says where not.
     """
     given = tensors or {}

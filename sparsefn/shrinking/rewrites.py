@@ -16,15 +16,15 @@ import torch
 from torch import fx, nn
 
 from sparsefn.shrinking.channels import Flags
-from sparsefn.shrinking.layers import (
+from sparsefn.shrinking.norms import mean_dims
+from sparsefn.shrinking.plan import PruningPlan
+from sparsefn.shrinking.small_layers import (
     counted_group_norm,
     counted_layer_norm,
     counted_mean,
     counted_rms_norm,
     padded_grouped_mm,
 )
-from sparsefn.shrinking.norms import mean_dims
-from sparsefn.shrinking.plan import PruningPlan
 from sparsefn.shrinking.values import (
     Value,
     bind,

@@ -1,30 +1,42 @@
 """Smaller models with the outputs of masked models, as modules of the same class or as
-programs; training goes on with them.
+programs.
 """
 
 from __future__ import annotations
 
 import copy
-import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch.optim import Optimizer
 
 from sparsefn.core.state import State
 from sparsefn.core.tree import flatten
-from sparsefn.nn.modules import bake, inner_module, params_of
-from sparsefn.shrinking.analysis import analyse, has_shuffles, without_shuffles
+from sparsefn.nn.modules import bake, inner_module
+from sparsefn.shrinking.analysis import (
+    Analysis,
+    analyse,
+    has_shuffles,
+    without_shuffles,
+)
+from sparsefn.shrinking.depth import Layers
 from sparsefn.shrinking.groups import Groups
-from sparsefn.shrinking.plan import PruningPlan, cost, folded_biases, free, taken
+from sparsefn.shrinking.plan import PruningPlan, cost, folded_biases, free
 from sparsefn.shrinking.proof import Progress, Proof
 from sparsefn.shrinking.rebuild import program, same_class
+from sparsefn.shrinking.removal import (
+    Shorter,
+    items_without,
+    left_in,
+    shorter,
+    zero_branches,
+)
+from sparsefn.shrinking.residuals import Residual, own_leaves, without_branches
 from sparsefn.shrinking.trace import Example, calls_of, matched, may_resize, traced
-from sparsefn.shrinking.values import kept_slices
+from sparsefn.shrinking.values import kept_slices, module_of, named_tensors
 
 Form = Literal["class", "program"]
 
@@ -58,6 +70,8 @@ class Smaller(NamedTuple):
         stays: What is masked and stays, with the reasons.
         notes: What the model's configs cannot say, and why it is no module of its
             class.
+        names: By the old name of a tensor its new one where a list of modules became
+            shorter, and None where a layer went with it. Others keep their names.
     """
 
     module: nn.Module
@@ -65,6 +79,7 @@ class Smaller(NamedTuple):
     form: Form
     stays: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    names: Mapping[str, str | None] = {}
 
 
 def shrink(
@@ -75,7 +90,7 @@ def shrink(
     only: str | Sequence[str] | None = None,
     buffers: Mapping[str, Tensor] | None = None,
     form: Form | None = None,
-    groups: Groups | None = None,
+    groups: Groups | Layers | None = None,
 ) -> nn.Module:
     """A smaller copy of the module with the outputs of the masked module.
 
@@ -100,7 +115,8 @@ def shrink(
         state: State whose masks say what goes, of whatever algorithm they are: every
             unit that is 0, or that no layer reads, and units that are constant where a
             bias can take in what they give. A unit that the masks prune only in part
-            stays, and so does one of every dimension.
+            stays, and so does one of every dimension. A residual branch goes as a whole
+            where masks prune all parameters that it alone reads.
         example: What the module is called with: a tensor, a tuple of arguments or a
             dict of keyword arguments.
         only: Globs of submodules, each of which is made smaller by itself, as it is
@@ -109,15 +125,18 @@ def shrink(
             `sf.modules.call_with_buffers`. Default: the module's own.
         form: "class" for a module of the same class, or an error where there is none;
             "program" for the traced program. Default: of the same class if possible.
-        groups: The module's groups, as `sf.shrinking.groups` made them on this example,
-            whatever has been trained since: with them it is not traced again.
+        groups: The module's groups or layers, as `sf.shrinking.groups` or `layers` made
+            them on this example, whatever has been trained since: with them it is not
+            traced again.
 
     Returns:
         A module of the same class where running it proves that its outputs are equal,
         in eval mode: in float64 on the example, to 1e-10, and on another input of its
-        shapes. Else the traced program with new sizes (`torch.fx.GraphModule`), whose
-        parameters have their old names, and which takes other batch sizes and lengths
-        where it need not keep more for that. Never a module that differs.
+        shapes. Lists of modules become shorter by the layers that are pruned, and are
+        numbered again. Else, and where a branch goes that is no whole item of a list,
+        the traced program with new sizes (`torch.fx.GraphModule`), whose parameters
+        have their old names, and which takes other batch sizes and lengths where it
+        need not keep more for that. Never a module that differs.
 
     Raises:
         TypeError: `state` is no State, `groups` are no groups, or `example` is of
@@ -150,7 +169,7 @@ def smaller(
     only: str | Sequence[str] | None = None,
     buffers: Mapping[str, Tensor] | None = None,
     form: Form | None = None,
-    groups: Groups | None = None,
+    groups: Groups | Layers | None = None,
 ) -> Smaller:
     """What `sf.shrink` makes, with what it kept, and with notes in place of a warning.
 
@@ -191,7 +210,7 @@ def smaller(
         raise ValueError(
             f"shrink: expected form None, 'class' or 'program', got {form!r}"
         )
-    if not isinstance(groups, Groups | None):
+    if not isinstance(groups, Groups | Layers | None):
         raise TypeError(
             "shrink: expected groups as sf.shrinking.groups makes them, got "
             f"{type(groups).__name__}"
@@ -208,6 +227,7 @@ def smaller(
         return _smaller(masked, masks, example, form, tell, groups)[0]
     exact: dict[str, Tensor] = {}
     kept: dict[str, Any] = {}
+    names: dict[str, str | None] = {}
     forms = []
     stays = []
     notes = []
@@ -225,6 +245,10 @@ def smaller(
         )
         exact |= {f"{path}.{name}": x for name, x in precise.items()}
         kept |= {f"{path}.{name}": some for name, some in made.kept.items()}
+        names |= {
+            f"{path}.{name}": new and f"{path}.{new}"
+            for name, new in made.names.items()
+        }
         stays += [f"in {path!r}: {line}" for line in made.stays]
         notes += [f"in {path!r}: {line}" for line in made.notes]
         forms.append(made.form)
@@ -242,6 +266,7 @@ def smaller(
         "program" if "program" in forms else "class",
         tuple(stays),
         tuple(notes),
+        names,
     )
 
 
@@ -251,22 +276,41 @@ def _smaller(
     example: Example,
     form: Form | None,
     tell: Progress,
-    groups: Groups | None = None,
+    groups: Groups | Layers | None = None,
+    proof: Proof | None = None,
 ) -> tuple[Smaller, dict[str, Tensor]]:
     # With the parameters in float64 that it holds rounded.
     why = ""
     exact: dict[str, Tensor] = {}
-    before = dict(masked.named_parameters(remove_duplicate=False))
-    proof = Proof(masked, example, tell)
+    proof = proof or Proof(masked, example, tell)
 
     def works(small: nn.Module, precise: Mapping[str, Tensor]) -> bool:
         exact.update(precise)
         return not proof.reason(small, precise)
 
     still = _traced(masked, example, groups, tell)
-    if form != "program":
+    gone = zero_branches(still, masks)
+    if gone and form != "program":
+        items = items_without(masked, still, gone)
+        left = left_in(still, gone, items)
+        short = None
+        if items and not (left and form is None):
+            short = shorter(masked, items, lambda small: works(small, {}))
+        if short is not None:
+            return _renamed(masks, short, example, form, tell, proof)
+        if form is None:
+            where = ", ".join(
+                dict.fromkeys(f"{module_of(one.sum)!r}" for one in left or gone)
+            )
+            why = f"pruned branches are no whole items of a list, in {where}"
+    if form != "program" and not why:
         plan = free(analyse(still, masks, counted=True))
-        made = same_class(masked, plan, works, folded_biases(plan, before))
+        made = same_class(masked, plan, works, folded_biases(plan, _own(masked)))
+        if made.model is None and gone:
+            # no class has branches of width 1, as one of each dimension stays
+            exact.clear()
+            plan = free(_with_whole(plan.analysis, still, gone))
+            made = same_class(masked, plan, works, folded_biases(plan, _own(masked)))
         if made.model is not None:
             return Smaller(
                 made.model,
@@ -281,15 +325,65 @@ def _smaller(
             f"shrink: no smaller {type(masked).__name__} has the outputs of the "
             f"masked one: {why}"
         )
+    return _program(masked, masks, example, still, tell, proof, why)
+
+
+def _with_whole(
+    analysis: Analysis, program: fx.GraphModule, gone: Sequence[Residual]
+) -> Analysis:
+    # Branches that are 0 keep their widths.
+    for one in gone:
+        for leaf in own_leaves(program, one.own):
+            for label in analysis.leaves[leaf].labels:
+                analysis.log.channels.freeze(label, "its layer is no item of a list")
+    return analysis
+
+
+def _renamed(
+    masks: Mapping[str, Tensor],
+    short: Shorter,
+    example: Example,
+    form: Form | None,
+    tell: Progress,
+    proof: Proof,
+) -> tuple[Smaller, dict[str, Tensor]]:
+    # What is left of a model with shorter lists, by the names that it had before.
+    own = {}
+    for name, mask in masks.items():
+        new = short.names.get(name, name)
+        if new is not None:
+            own[new] = mask
+    made, exact = _smaller(short.module, own, example, form, tell, proof=proof)
+    kept = {
+        name: made.kept[new]
+        for name, new in short.names.items()
+        if new is not None and new in made.kept
+    }
+    names = {name: new for name, new in short.names.items() if name != new}
+    notes = (*short.notes, *made.notes)
+    return made._replace(kept=kept, names=names, notes=notes), exact
+
+
+def _program(
+    masked: nn.Module,
+    masks: Mapping[str, Tensor],
+    example: Example,
+    still: fx.GraphModule,
+    tell: Progress,
+    proof: Proof,
+    why: str,
+) -> tuple[Smaller, dict[str, Tensor]]:
+    before = _own(masked)
     graphs = [still]
     if may_resize(example):
         tell("traces the model with sizes that may change")
         graphs.insert(0, traced(masked, example))
     if has_shuffles(still):
         graphs.append(without_shuffles(graphs[0]))
-    cuts = [
-        free(analyse(graph, masks, counted=True, equal_parts=False)) for graph in graphs
-    ]
+    cuts = []
+    for graph in graphs:
+        short = without_branches(graph, zero_branches(graph, masks))
+        cuts.append(free(analyse(short, masks, counted=True, equal_parts=False)))
     # sizes that may change hide what some operations do, and entries then stay
     plan = min(cuts, key=cost)
     small = program(plan, folded_biases(plan, before))
@@ -301,17 +395,27 @@ def _smaller(
         raise ValueError(
             f"shrink: the smaller program of the {type(masked).__name__} {reason}"
         )
+    left = named_tensors(plan.analysis.graph)
+    names = dict.fromkeys(name for name in named_tensors(still) if name not in left)
     return Smaller(
         small,
         _kept(plan),
         "program",
         tuple(_stays(plan, masks)),
         (why,) if why else (),
+        names,
     ), exact
 
 
+def _own(masked: nn.Module) -> dict[str, Tensor]:
+    return dict(masked.named_parameters(remove_duplicate=False))
+
+
 def _traced(
-    masked: nn.Module, example: Example, groups: Groups | None, tell: Progress
+    masked: nn.Module,
+    example: Example,
+    groups: Groups | Layers | None,
+    tell: Progress,
 ) -> fx.GraphModule:
     # The program of the groups, if there are any; whether a module in train mode
     # computes otherwise a trace shows.
@@ -367,130 +471,3 @@ def _stays(plan: PruningPlan, masks: Mapping[str, Tensor]) -> list[str]:
                 f"dimension {d}: {why}"
             )
     return lines
-
-
-_SECOND = re.compile(r":\d+$")  # of several tied sets with one first leaf
-Tree = TypeVar("Tree")  # any optree pytree of tensors
-
-
-def carry(tree: Tree, made: Smaller) -> Tree:
-    """A tree of the old model's tensors, cut to the shapes of the smaller model.
-
-    >>> net = torch.nn.Sequential(
-    ...     torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
-    ... ).eval()
-    >>> masks = sf.shrinking.groups(net, torch.ones(1, 1)).masks({0: [1]})
-    >>> state = sf.State(sf.modules.params_of(net), masks)
-    >>> made = sf.shrinking.smaller(net, state, torch.ones(1, 1))
-    >>> sf.shrinking.carry(
-    ...     {"average": {"0.weight": torch.tensor([[1.0], [2.0]])}}, made
-    ... )
-    {'average': {'0.weight': tensor([[1.]])}}
-    >>> sf.shrinking.carry(state, made).masks["2.weight"]
-    tensor([[True]])
-
-    Args:
-        tree: Masks, scores, the moments of `sf.optimizers`, averages, what `attach`
-            saves (`sparse.state_dict()`, to be loaded after `attach` to the smaller
-            model), or a whole State.
-        made: The smaller model, of `sf.shrinking.smaller`.
-
-    Returns:
-        A tree of the same structure. Each tensor at a path that ends in a parameter's
-        or buffer's name loses the entries that the smaller model lost; all else stays
-        as it is. The params of a State become the params of the smaller model, which
-        may hold biases that took in constants.
-
-    Raises:
-        ValueError: A tensor at such a path does not have the old shape.
-
-    An average of the weights that a model of its own holds is made smaller by
-    `sf.shrink` with the same masks.
-    """
-    leaves, rebuild = flatten(tree)
-    smaller_leaves = []
-    for path, leaf in leaves.items():
-        if isinstance(leaf, Tensor):
-            leaf = _cut(path, leaf, made)
-        smaller_leaves.append(leaf)
-    carried: Any = rebuild(smaller_leaves)
-    if isinstance(tree, State):
-        own = params_of(made.module)
-        params = flatten(tree.params)
-        carried = carried._replace(params=params[1]([own[path] for path in params[0]]))
-    return carried  # type: ignore[no-any-return]
-
-
-def carry_optimizer(
-    optimizer: Optimizer, model: nn.Module, made: Smaller
-) -> dict[str, object]:
-    """The state of the old model's torch optimizer, for one of the smaller model.
-
-    >>> net = torch.nn.Sequential(
-    ...     torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
-    ... ).eval()
-    >>> optimizer = torch.optim.Adam(net.parameters())
-    >>> net(torch.ones(1, 1)).sum().backward()
-    >>> optimizer.step()
-    >>> state = sf.State(
-    ...     sf.modules.params_of(net),
-    ...     sf.shrinking.groups(net, torch.ones(1, 1)).masks({0: [1]}),
-    ... )
-    >>> made = sf.shrinking.smaller(net, state, torch.ones(1, 1))
-    >>> after = torch.optim.Adam(made.module.parameters())
-    >>> after.load_state_dict(sf.shrinking.carry_optimizer(optimizer, net, made))
-    >>> after.state[made.module[0].weight]["exp_avg"].shape
-    torch.Size([1, 1])
-
-    Args:
-        optimizer: The optimizer of the old model.
-        model: The old model.
-        made: The smaller model, of `sf.shrinking.smaller`.
-
-    Returns:
-        A dict for `load_state_dict` of the new optimizer, which has to have its
-        parameters in the same groups and order.
-
-    Raises:
-        ValueError: The optimizer has a parameter that the model has not, or state of
-            another shape than its parameter's.
-    """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    order = [
-        parameter for group in optimizer.param_groups for parameter in group["params"]
-    ]
-    saved = optimizer.state_dict()
-    state = {}
-    for i, some in saved["state"].items():
-        if id(order[i]) not in names:
-            raise ValueError(
-                "carry_optimizer: expected an optimizer of the model's parameters, "
-                f"but its parameter {i} of shape {tuple(order[i].shape)} is none of "
-                "them"
-            )
-        name = names[id(order[i])]
-        state[i] = {
-            key: _cut(name, x, made) if isinstance(x, Tensor) else x
-            for key, x in some.items()
-        }
-    return {**saved, "state": state}
-
-
-def _cut(path: str, x: Tensor, made: Smaller) -> Tensor:
-    parts = path.split(".")
-    ends = (".".join(parts[i:]) for i in range(len(parts)))
-    name = next((end for end in ends if _SECOND.sub("", end) in made.kept), None)
-    if name is None or not x.ndim:
-        return x.clone()
-    old, indices = made.kept[_SECOND.sub("", name)]
-    if tuple(x.shape) != old or _SECOND.search(name):
-        text = (
-            f"carry: expected a tensor of the old shape {old} at {path!r}, got "
-            f"{tuple(x.shape)}"
-        )
-        units = (
-            "; a score of tied units is not cut: start its algorithm anew, from the "
-            "params of the smaller model"
-        )
-        raise ValueError(text + units * (x.ndim == 1))
-    return taken(x, indices)

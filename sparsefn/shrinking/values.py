@@ -242,6 +242,7 @@ class Product(NamedTuple):
 
     dims: Dims
     leaves: tuple[str, ...]  # parameters that are a factor as a whole
+    node: fx.Node  # of which it is
 
     @property
     def flops(self) -> int:
@@ -336,7 +337,7 @@ class Step:
     def multiplies(self, dims: Dims, *factors: Value) -> None:
         """The operation takes a product over these dimensions."""
         whole = [value.whole for value in factors if value.whole is not None]
-        self.log.products.append(Product(dims, tuple(whole)))
+        self.log.products.append(Product(dims, tuple(whole), self.node))
 
     def sums(self, label: ChannelMap, zero: Flags) -> None:
         """The operation sums over a dimension: indices stay that are not 0 where they

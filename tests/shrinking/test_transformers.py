@@ -93,3 +93,30 @@ def test_no_llama_is_built_of_uneven_widths_yet():
     config = transformers.LlamaConfig(**SIZES, per_layer_config=uneven)
     with pytest.raises(RuntimeError, match="'intermediate_size' is a per-layer attrib"):
         transformers.LlamaForCausalLM(config)
+
+
+def test_a_llama_of_fewer_layers_is_saved_and_generates_from_its_cache(tmp_path):
+    sizes = {**SIZES, "num_hidden_layers": 3, "num_key_value_heads": 4}
+    config = transformers.LlamaConfig(eos_token_id=None, **sizes)
+    model = transformers.LlamaForCausalLM(config).eval()
+    for param in model.parameters():
+        nn.init.normal_(param, std=0.3)
+    layers = sf.shrinking.layers(model, WORDS, by="module")
+    assert [layer.path for layer in layers] == [f"model.layers.{i}" for i in range(3)]
+    state = sf.State(sf.modules.params_of(model), layers.masks([0]))
+    small = sf.shrink(model, state, WORDS, groups=layers)
+    assert sum(p.numel() for p in small.parameters()) == layers.cost([0])
+    assert small.config.num_hidden_layers == len(small.model.layers) == 2
+    assert [part.self_attn.layer_idx for part in small.model.layers] == [0, 1]
+    assert config.num_hidden_layers == 3
+    masked = sf.modules.bake(model, state)
+    with torch.no_grad():
+        wanted = masked.double()(**WORDS)[0]
+        got = small.double()(**WORDS)[0]
+    assert (got - wanted).abs().max() <= 1e-10 * wanted.abs().max()
+    ids = WORDS["input_ids"]
+    options = {"max_new_tokens": 6, "do_sample": False}
+    assert torch.equal(small.generate(ids, **options), masked.generate(ids, **options))
+    small.float().save_pretrained(tmp_path)
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(again(**WORDS)[0], small(**WORDS)[0])

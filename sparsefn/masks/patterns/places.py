@@ -28,9 +28,9 @@ class Place(NamedTuple):
     ... )
     tensor([7, 7, 8, 8, 9, 9])
 
-    Where units lie otherwise, `numbers` has the unit of each index, -1 for none. Of a
-    part of the units, `taken` are their indices, unit by unit, and `shape` is the
-    shape of the leaf at them alone.
+    Where units lie otherwise, `numbers` has the unit of each index, -1 for none; of a
+    `whole` leaf it is one unit. Of a part of the units, `taken` are their indices, unit
+    by unit, and `shape` is the shape of the leaf at them alone.
     """
 
     path: str
@@ -41,6 +41,7 @@ class Place(NamedTuple):
     parts: int = 1
     numbers: Array | None = None
     taken: Array | None = None
+    whole: bool = False
 
     def entries(self) -> int:
         """How many entries each unit has here."""
@@ -92,7 +93,7 @@ Sets: TypeAlias = Callable[[Shapes], tuple[TiedSet, ...]]
 def place_of(
     path: str,
     shape: Box,
-    dim: int,
+    dim: int | None,
     block: int | tuple[int, ...],
     parts: int,
 ) -> Place:
@@ -106,6 +107,14 @@ def place_of(
     ... )
     (2, 2)
     """
+    if dim is None:
+        if not shape:
+            raise ValueError(
+                f"tied: expected a leaf of at least one dimension at {path!r}, got "
+                "shape (), whose mask says that it is dense: leave it out"
+            )
+        unit = np.full(shape[0], block, np.int64)
+        return Place(path, shape, 0, parts, numbers=unit, whole=True)
     if not -len(shape) <= dim < len(shape):
         raise ValueError(f"tied: no dimension {dim} in shape {shape} at {path!r}")
     dim %= len(shape)
@@ -161,7 +170,8 @@ def classed(name: str, places: Sequence[Place]) -> TiedSet:
         own_sizes = sizes[units[0]].tolist()
         taken = []
         for place, each, size in zip(places, numbers, own_sizes, strict=True):
-            taken.append(_taken(place, each, units, size))
+            if size or not place.whole:
+                taken.append(_taken(place, each, units, size))
         classes.append(tuple(taken))
     return TiedSet(name, tuple(places), tuple(classes), by_kind.argsort())
 
@@ -192,12 +202,16 @@ def check_units_meet(sets: Sequence[TiedSet]) -> None:
     along: dict[str, dict[int, list[Place]]] = {}
     for one in sets:
         for place in one.places:
+            if place.whole:  # takes along what other units have in it
+                continue
             by_dim = along.setdefault(place.path, {})
             by_dim.setdefault(place.dim, []).append(place)
     met = {}
     for path, dims in along.items():
         met[path] = {dim: _met(places) for dim, places in dims.items()}
     for name, places, *_ in sets:
+        if places[0].whole:
+            continue
         if not any(_stays(place, met[place.path]) for place in places):
             leaves = ", ".join(dict.fromkeys(repr(place.path) for place in places))
             raise ValueError(

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -16,12 +16,13 @@ from torch import Tensor
 from sparsefn._engine.processes import check_plain
 from sparsefn._engine.sums import Box
 from sparsefn._engine.transforms import Array, at_compile_time, concrete, known
-from sparsefn.core.checks import check_int, described, is_int, is_sequence, shown
+from sparsefn.core.checks import described, is_sequence, shown
 from sparsefn.core.state import Where
 from sparsefn.core.tree import Leaves, Tree, flatten
 from sparsefn.core.tree.originals import check_weights
 from sparsefn.core.tree.where import default_where, float_leaves, select_leaves
 from sparsefn.masks.patterns.kinds import Reduce, reduction
+from sparsefn.masks.patterns.members import Member, Members, family_of
 from sparsefn.masks.patterns.places import (
     Place,
     Sets,
@@ -34,11 +35,6 @@ from sparsefn.masks.patterns.places import (
     sets_of,
 )
 from sparsefn.masks.patterns.units import Grids, Pattern, Read, Units
-
-# (glob, dim, block, parts), or the unit of each index in the place of a block
-Member: TypeAlias = tuple[str, int, int | tuple[int, ...], int]
-# Members, or lists of them.
-Members: TypeAlias = Sequence[Sequence[str | int | Sequence[str | int | Sequence[int]]]]
 
 
 @described
@@ -90,6 +86,14 @@ def tied(members: Members, reduce: Reduce = "mean") -> TiedPattern:
     ...     [["fc.weight", 0, [0, 1, 1, 0, -1]], ["fc.bias", 0, [0, 1, 1, 0, -1]]]
     ... )
 
+    `[glob, None, unit]` is a whole leaf, all of which belongs to the unit of that
+    number, as a layer has its leaves. All members of such a set are whole leaves, and a
+    set keeps at least one unit. `sf.shrinking.layers(model, example)` finds them:
+
+    >>> layers = sf.patterns.tied(
+    ...     [["0.weight", None, 0], ["0.bias", None, 0], ["1.weight", None, 1]]
+    ... )
+
     A leaf may be in several sets, or in one along two dimensions: an entry stays if all
     of its units do. A kernel between two layers has its rows in one set and its columns
     in another. A list of such lists of members is one pattern of all their sets, for
@@ -127,7 +131,8 @@ def tied(members: Members, reduce: Reduce = "mean") -> TiedPattern:
     Raises:
         TypeError: `members` have another form.
         ValueError: There is no member, a block or the number of parts is below 1, unit
-            numbers leave one out, or `reduce` is unknown. `init` raises it for a glob
+            numbers leave one out, some members of a set alone are whole leaves, or
+            `reduce` is unknown. `init` raises it for a glob
             that no path matches, where no set has a leaf for each member, for members
             whose numbers of units differ, where other sets may prune a unit whole
             though they keep one of theirs, for a `where` that chooses all leaves of a
@@ -146,11 +151,7 @@ def tied(members: Members, reduce: Reduce = "mean") -> TiedPattern:
     several = bool(members) and all(
         is_sequence(one) and len(one) > 0 and is_sequence(one[0]) for one in members
     )
-    families = tuple(
-        tuple(map(_member, family)) for family in (members if several else [members])
-    )
-    if not all(families):
-        raise ValueError("tied: expected at least one member [glob, dim], got none")
+    families = tuple(map(family_of, members if several else [members]))
 
     def of_one_tensor(shape: Box) -> NoReturn:
         raise ValueError(
@@ -217,43 +218,6 @@ def _as_lists(given: object) -> object:
     if is_sequence(given):
         return [_as_lists(one) for one in given]
     return given
-
-
-def _member(given: object) -> Member:
-    wanted = (
-        f"tied: expected members such as ['*.up_proj.weight', 0], got {shown(given)}"
-    )
-    if not is_sequence(given) or not 2 <= len(given) <= 4:
-        raise TypeError(
-            f"{wanted}: a glob, a dimension, and perhaps a block and the number of "
-            "parts"
-        )
-    if not isinstance(given[0], str):
-        raise TypeError(f"{wanted}, whose first entry is no glob")
-    check_int("tied", "the dimension of a member", given[1])
-    if len(given) == 3 and is_sequence(given[2]):
-        return given[0], given[1], _numbers(given[2]), 1
-    for what, size in zip(("block", "parts"), given[2:], strict=False):
-        check_int("tied", f"the {what} of a member", size, 1)
-    glob, dim, block, parts = [*given, 1, 1][:4]
-    return glob, dim, block, parts
-
-
-def _numbers(given: Sequence[object]) -> tuple[int, ...]:
-    numbers = tuple([number for number in given if is_int(number) and number >= -1])
-    if len(numbers) < len(given):
-        wrong = next(number for number in given if not is_int(number) or number < -1)
-        raise ValueError(
-            "tied: expected unit numbers from 0 on, and -1 for none, got "
-            f"{shown(wrong)}"
-        )
-    missing = set(range(max(numbers, default=-1) + 1)).difference(numbers)
-    if missing or not any(number >= 0 for number in numbers):
-        raise ValueError(
-            "tied: expected each unit among unit numbers, got none of unit "
-            f"{min(missing, default=0)}"
-        )
-    return numbers
 
 
 def _sets_among(
@@ -569,8 +533,9 @@ class TiedGrids(Grids):
 def _grids(sets: dict[str, TiedUnits]) -> TiedGrids:
     units: dict[str, Units] = {**sets}
     paths = [place.path for one in sets.values() for place in one.places]
-    # where sets meet in a leaf, each keeps a unit
-    least = int(len(paths) > len(set(paths)))
+    # where sets meet in a leaf, or units are whole leaves, each set keeps a unit
+    whole = any(place.whole for one in sets.values() for place in one.places)
+    least = int(whole or len(paths) > len(set(paths)))
     return TiedGrids(units, least=least)
 
 

@@ -22,6 +22,7 @@ from sparsefn.masks.scores.plain import (
     random,
     saliency,
 )
+from sparsefn.masks.scores.unit_values import of_units
 
 __all__ = [
     "absolute",
@@ -36,6 +37,7 @@ __all__ = [
     "mean",
     "momentum",
     "movement",
+    "of_units",
     "random",
     "ranked",
     "reap",

@@ -5,13 +5,14 @@ and may be in other units.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from sparsefn._engine.leaves import is_sparse
-from sparsefn.core.state import Accumulated, State
+from sparsefn.core.checks import described, shown
+from sparsefn.core.state import Accumulated, State, Step
 from sparsefn.core.tree import Leaves, Tree, check_like, flatten, wide
 from sparsefn.masks.patterns.kinds import Pattern
 from sparsefn.masks.patterns.tied_sets import TiedPattern, TiedUnits
@@ -124,3 +125,75 @@ def of_tied_units(
         else:
             made[name] = given[units.places[0].path].new_zeros(units.rows[1])
     return made
+
+
+@described
+def of_units(values: Tensor | Mapping[str, Tensor], pattern: Pattern) -> OfUnits:
+    """A score that is known: a number for each unit of tied sets.
+
+    >>> params = {"a": torch.ones(2, 3), "b": torch.ones(4), "c": torch.ones(1)}
+    >>> layers = sf.patterns.tied([["a", None, 0], ["b", None, 1], ["c", None, 2]])
+    >>> score = sf.scores.of_units(torch.tensor([0.3, 0.1, 0.2]), layers)
+    >>> prune = sf.one_shot(1 / 3, score, pattern=layers)
+    >>> prune.update(prune.init(params), params, 0).masks["b"]
+    tensor([False, False, False, False])
+
+    Args:
+        values: A tensor of one real number for each unit of the only set, (units,); or
+            such tensors by the names of the sets, as `sf.patterns.tied_members` has
+            them.
+        pattern: An `sf.patterns.tied` pattern, as `sf.shrinking.groups` and `layers`
+            make it; the algorithm is given the same.
+
+    Returns:
+        A score of units, by the name of the set. NaN ranks below every number. Sets
+        that are not sparsified score 0.
+
+    Raises:
+        TypeError: `values` are no tensors.
+        ValueError: `pattern` is of another kind. A call raises it for a sparsified set
+            without values, or with another number of them.
+
+    `sf.shrinking.influence` and its neighbours make values for layers.
+    """
+    if not isinstance(pattern, TiedPattern):
+        raise ValueError(
+            "of_units: expected a pattern of tied sets, sf.patterns.tied, got "
+            f"{pattern}"
+        )
+    given = values if isinstance(values, Mapping) else {"": values}
+    for x in given.values():
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                "of_units: expected a tensor of a number for each unit, or such "
+                f"tensors by the names of sets, got {shown(x)}"
+            )
+    own = {name: x.detach().clone() for name, x in given.items()}
+
+    def values_of(state: State, grads: Tree, step: Step) -> Tree:
+        made = zeros_of_units(pattern, state.params)
+        leaves, masks = (flatten(tree)[0] for tree in (state.params, state.masks))
+        sets = pattern.sets(leaves)
+        for name, units in sets.items():
+            if all(
+                is_sparse(masks[place.path], leaves[place.path])
+                for place in units.places
+            ):
+                made[name] = _known(own, name, made[name], len(sets) == 1)
+        return made
+
+    return OfUnits(pattern, values_of)
+
+
+def _known(own: Leaves, name: str, zeros: Tensor, is_only: bool) -> Tensor:
+    # The values of a set, where its zeros are.
+    x = own.get(name, own.get("") if is_only else None)
+    if x is None:
+        got = ", ".join(map(repr, own)) if "" not in own else "one tensor"
+        raise ValueError(f"of_units: expected values of the set {name!r}, got {got}")
+    if x.shape != zeros.shape:
+        raise ValueError(
+            f"of_units: expected values of shape {tuple(zeros.shape)} for the units of "
+            f"{name!r}, got {tuple(x.shape)}"
+        )
+    return x.to(zeros.device, torch.promote_types(x.dtype, torch.float32))

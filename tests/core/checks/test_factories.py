@@ -168,6 +168,7 @@ CALLS = {
         "first_sign()",
         "mean(movement)",
         "momentum(0.9)",
+        "of_units(tensor([1.0, 2.0]), tied([['a', 0], ['b', 1]], reduce='mean'))",
         "reap({'e': {'count': tensor([1, 2]), 'norm': tensor([3.0, 4.0])}}, "
         "tied([['r', 0], ['e', 0]], reduce='mean'))",
         "ria({'w': {'count': tensor(2), 'square': tensor([1.0, 2.0])}}, power=1.0)",

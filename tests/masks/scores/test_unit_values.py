@@ -239,3 +239,45 @@ def test_errors():
         sf.scores.distance(pattern=blocks)(
             sf.one_shot(0.5, pattern=blocks, where="a").init(params()), (), 0
         )
+
+
+SIZES = {"a": torch.ones(2, 3), "b": torch.ones(4), "c": torch.ones(1)}
+LEAVES = sf.patterns.tied([["a", None, 0], ["b", None, 1], ["c", None, 2]])
+
+
+def test_known_values_decide():
+    values = torch.tensor([0.3, torch.nan, 0.2])
+    for given in (values, {"a": values}):
+        score = sf.scores.of_units(given, LEAVES)
+        for sparsity, kept in ((1 / 3, "ac"), (2 / 3, "a")):
+            prune = sf.one_shot(sparsity, score, pattern=LEAVES)
+            masks = prune.update(prune.init(SIZES), SIZES, 0).masks
+            assert [path for path in masks if masks[path].all()] == list(kept)
+
+
+def test_known_values_are_copied():
+    values = torch.tensor([0.3, 0.1, 0.2])
+    score = sf.scores.of_units(values, LEAVES)
+    values.zero_()
+    state = sf.one_shot(1 / 3, score, pattern=LEAVES).init(SIZES)
+    assert (
+        score(state, SIZES, 0)["a"].tolist() == torch.tensor([0.3, 0.1, 0.2]).tolist()
+    )
+
+
+def test_known_values_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"of_units: expected a pattern of tied sets"):
+        sf.scores.of_units(torch.ones(3), sf.patterns.channel(0))
+    with pytest.raises(TypeError, match=r"of_units: expected a tensor of a number for"):
+        sf.scores.of_units([1.0, 2.0, 3.0], LEAVES)
+    state = sf.one_shot(0.5, pattern=LEAVES).init(SIZES)
+    with pytest.raises(
+        ValueError, match=r"of shape \(3,\) for the units of 'a', got \("
+    ):
+        sf.scores.of_units(torch.ones(2), LEAVES)(state, SIZES, 0)
+    with pytest.raises(ValueError, match="expected values of the set 'a', got 'b'"):
+        sf.scores.of_units({"b": torch.ones(3)}, LEAVES)(state, SIZES, 0)
+    two = sf.patterns.tied([[["a", 0]], [["b", 0]]])
+    state = sf.one_shot(0.5, pattern=two).init({"a": SIZES["a"], "b": SIZES["b"]})
+    with pytest.raises(ValueError, match="values of the set 'a', got one tensor"):
+        sf.scores.of_units(torch.ones(2), two)(state, SIZES, 0)

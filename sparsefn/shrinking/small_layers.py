@@ -399,8 +399,8 @@ def resize(small: nn.Module, plan: PruningPlan) -> str:
     """Set what torch's layers in a model with smaller tensors keep about sizes; the
     reason where that cannot be.
 
-    Norms that lose entries become norms of `sparsefn.shrinking.layers`, and attentions
-    of other widths SmallAttention; all keep the names of their parameters.
+    Norms that lose entries become the norms of this file, and attentions of other
+    widths SmallAttention; all keep the names of their parameters.
     """
     nodes: dict[str, list[fx.Node]] = {}
     for node in plan.analysis.graph.graph.nodes:

@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from sparsefn.shrinking.groups import groups
-from sparsefn.shrinking.layers import (
+from sparsefn.shrinking.plan import PruningPlan
+from sparsefn.shrinking.small_layers import (
     CountedGroupNorm,
     CountedLayerNorm,
     CountedRMSNorm,
@@ -26,7 +27,6 @@ from sparsefn.shrinking.layers import (
     counted_rms_norm,
     resize,
 )
-from sparsefn.shrinking.plan import PruningPlan
 from tests.shrinking.classes import drawn, same, small_of
 
 KEPT = [0, 2, 3, 6]

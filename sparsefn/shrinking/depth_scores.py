@@ -1,0 +1,280 @@
+"""What a layer is worth: how far it turns what passes through it, and what a model
+loses without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx._pytree import tree_flatten_spec
+
+from sparsefn.nn.modules import as_call, inner_module
+from sparsefn.shrinking.depth import Layers
+from sparsefn.shrinking.trace import Example, isolated, shapes_of, where_it_lies
+
+
+def influence(
+    layers: Layers, model: nn.Module, batches: Iterable[Example], *, dim: int = -1
+) -> Tensor:
+    """Block influence: 1 - the mean cosine of what enters a layer and what leaves it.
+
+    >>> class Turn(torch.nn.Linear):
+    ...     def forward(self, x):
+    ...         return x + super().forward(x)
+    >>> model = torch.nn.Sequential(Turn(2, 2, False), Turn(2, 2, False)).eval()
+    >>> with torch.no_grad():
+    ...     _ = model[0].weight.copy_(torch.tensor([[-1.0, -1.0], [1.0, -1.0]]))
+    ...     _ = model[1].weight.copy_(torch.eye(2))
+    >>> x = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
+    >>> layers = sf.shrinking.layers(model, x)
+    >>> sf.shrinking.influence(layers, model, [x, x])
+    tensor([1., 0.], dtype=torch.float64)
+
+    Args:
+        layers: The layers of the model, as `sf.shrinking.layers` finds them.
+        model: The model, which does not change, in eval mode.
+        batches: What the model is called with, batch by batch, each of the shapes of
+            the example that the layers were found on.
+        dim: The dimension of the vectors that are compared: -1 for tokens, 1 for the
+            channels of images.
+
+    Returns:
+        A float64 tensor on the CPU, (layers,), 0 where a layer changes no direction, 2
+        where it reverses all. A vector of zeros has cosine 1 with one of zeros, and 0
+        with others. It is a score: `sf.scores.of_units(values, layers.pattern())`.
+
+    Raises:
+        TypeError: `layers` are none, or a batch is of another type.
+        ValueError: There is no batch, or one of other shapes, or the layers are of
+            another model, or of submodules.
+
+    Men et al. 2024, "ShortGPT: Layers in Large Language Models are More Redundant Than
+    You Expect", arXiv 2403.03853, eq. 1. There a layer is attention and MLP:
+    `layers(..., by="module")`.
+    """
+    sums = torch.zeros(_count("influence", layers), dtype=torch.float64)
+    count = 0
+    for states in _states("influence", layers, model, batches):
+        count += 1
+        for i, (before, after) in enumerate(states):
+            sums[i] += 1 - _cosines(before, after, dim).mean()
+    return sums / _some("influence", count)
+
+
+def angular_distance(
+    layers: Layers,
+    model: nn.Module,
+    batches: Iterable[Example],
+    *,
+    span: int = 1,
+    last: bool = True,
+) -> Tensor:
+    """The angle between what enters a span of layers and leaves it, in half turns.
+
+    >>> class Turn(torch.nn.Linear):
+    ...     def forward(self, x):
+    ...         return x + super().forward(x)
+    >>> model = torch.nn.Sequential(*(Turn(2, 2, False) for _ in range(3))).eval()
+    >>> for layer, turn in zip(model, [-1.0, -1.0, 0.0]):
+    ...     _ = layer.weight.data.copy_(torch.tensor([[turn, turn], [-turn, turn]]))
+    >>> x = torch.tensor([[[1.0, 0.0], [1.0, 2.0]]])
+    >>> layers = sf.shrinking.layers(model, x)
+    >>> sf.shrinking.angular_distance(layers, model, [x], span=2)
+    tensor([1.0000, 0.5000], dtype=torch.float64)
+    >>> start = 1  # the span of the smallest distance goes
+    >>> masks = layers.masks(range(start, start + 2))
+
+    Args:
+        layers: The layers of the model, as `sf.shrinking.layers` finds them, none of
+            which is inside another.
+        model: The model, which does not change, in eval mode.
+        batches: What the model is called with, as for `influence`. Vectors lie along
+            the last dimension of the tensors that layers add to.
+        span: How many layers that follow one another go together.
+        last: Whether the last token of each sequence alone counts, as in the paper.
+            False takes the mean over all vectors.
+
+    Returns:
+        A float64 tensor on the CPU, (layers - span + 1,), from 0 to 1, the mean over
+        sequences for the span that starts at each layer.
+
+    Raises:
+        TypeError: `layers` are none, `span` is no int, or a batch is of another type.
+        ValueError: `span` is below 1 or above the number of layers, a layer is inside
+            another, or layers and batches are as `influence` refuses.
+
+    Gromov et al. 2024, "The Unreasonable Ineffectiveness of the Deeper Layers", arXiv
+    2403.17887, eq. 7.
+    """
+    total = _count("angular_distance", layers)
+    if isinstance(span, bool) or not isinstance(span, int):
+        raise TypeError(
+            f"angular_distance: expected span to be an int, got {type(span).__name__}"
+        )
+    if not 1 <= span <= total:
+        raise ValueError(
+            f"angular_distance: expected a span from 1 to the {total} layers, got "
+            f"{span}"
+        )
+    inner = [i for i, layer in enumerate(layers) if layer.inside]
+    if inner:
+        raise ValueError(
+            "angular_distance: expected layers one after another, but layer "
+            f"{inner[0]} is inside {min(layers[inner[0]].inside)}"
+        )
+    sums = torch.zeros(total - span + 1, dtype=torch.float64)
+    count = 0
+    for states in _states("angular_distance", layers, model, batches):
+        count += 1
+        for i in range(len(sums)):
+            before = states[i][0]
+            after = states[i + span - 1][1]
+            if last:
+                before = before[..., -1:, :]
+                after = after[..., -1:, :]
+            cosines = _cosines(before, after, -1).clamp(-1, 1)
+            sums[i] += cosines.arccos().mean() / math.pi
+    return sums / _some("angular_distance", count)
+
+
+def loss_without(
+    layers: Layers,
+    params: Mapping[str, Tensor],
+    loss: Callable[[Mapping[str, Tensor]], Tensor],
+) -> Tensor:
+    """The loss of a model without each of its layers.
+
+    >>> class Block(torch.nn.Linear):
+    ...     def forward(self, x):
+    ...         return x + super().forward(x)
+    >>> model = torch.nn.Sequential(Block(2, 2, False), Block(2, 2, False)).eval()
+    >>> for layer, size in zip(model, [1.0, 3.0]):
+    ...     _ = layer.weight.data.copy_(size * torch.eye(2))
+    >>> x = torch.ones(1, 2)
+    >>> layers = sf.shrinking.layers(model, x)
+    >>> sf.shrinking.loss_without(
+    ...     layers,
+    ...     sf.modules.params_of(model),
+    ...     lambda params: (8 - sf.modules.call(model, params, x)).square().mean(),
+    ... )
+    tensor([16., 36.], dtype=torch.float64)
+
+    Args:
+        layers: The layers of the model, as `sf.shrinking.layers` finds them.
+        params: The parameters of the model by path, which do not change.
+        loss: Function from such parameters to a 0-d tensor, over all calibration data:
+            a mean loss, or a perplexity, its exponential.
+
+    Returns:
+        A float64 tensor on the CPU, (layers,). The loss of the model that
+        `layers.masks([i])` mask: a higher one says that the layer is worth more.
+
+    Raises:
+        TypeError: `layers` are none, or `loss` gives no tensor.
+        ValueError: A parameter is missing, or `loss` gives a tensor of another shape.
+
+    With the perplexity it is the criterion of Kim et al. 2024, "Shortened LLaMA", arXiv
+    2402.02834, section 3.2. Their other one, Taylor, is `sf.scores.saliency` with
+    `layers.pattern(reduce="sum")`.
+    """
+    values = []
+    for i in range(_count("loss_without", layers)):
+        gone = {i, *(k for k, other in enumerate(layers) if i in other.inside)}
+        zeros = {}
+        for leaf in (leaf for k in gone for leaf in layers[k].leaves):
+            if leaf not in params:
+                raise ValueError(
+                    f"loss_without: expected params with the leaf {leaf!r} of layer {i}"
+                )
+            zeros[leaf] = torch.zeros_like(params[leaf])
+        with torch.no_grad():
+            value: object = loss({**params, **zeros})
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                "loss_without: expected loss to give a 0-d tensor, got "
+                f"{type(value).__name__}"
+            )
+        if value.ndim:
+            raise ValueError(
+                "loss_without: expected loss to give a 0-d tensor, got shape "
+                f"{tuple(value.shape)}"
+            )
+        values.append(value.detach().double().cpu())
+    return torch.stack(values)
+
+
+def _count(name: str, layers: object) -> int:
+    if not isinstance(layers, Layers):
+        raise TypeError(
+            f"{name}: expected layers as sf.shrinking.layers makes them, got "
+            f"{type(layers).__name__}"
+        )
+    return len(layers)
+
+
+def _some(name: str, count: int) -> int:
+    if not count:
+        raise ValueError(f"{name}: expected at least one batch, got none")
+    return count
+
+
+def _cosines(a: Tensor, b: Tensor, dim: int) -> Tensor:
+    a = a.cpu().double()
+    b = b.cpu().double()
+    sizes = a.norm(dim=dim) * b.norm(dim=dim)
+    both_zero = (a == 0).all(dim) & (b == 0).all(dim)
+    made = (a * b).sum(dim) / torch.where(sizes == 0, 1, sizes)
+    return torch.where(both_zero, 1.0, made)
+
+
+def _states(
+    name: str, layers: Layers, model: nn.Module, batches: Iterable[Example]
+) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    # What enters and leaves each layer, batch by batch.
+    trace = layers.trace
+    if trace is None:
+        raise ValueError(
+            f"{name}: expected layers of a whole model, got layers of submodules"
+        )
+    own = inner_module(model)
+    for batch in batches:
+        shapes = shapes_of(batch)
+        if shapes != trace.shapes:
+            raise ValueError(
+                f"{name}: expected batches of the shapes {trace.shapes}, on which the "
+                f"layers were found, got {shapes}"
+            )
+        program = trace.of(own, batch)
+        run = _Watched(program, [layer.branches for layer in layers])
+        args, kwargs = where_it_lies(own, as_call(batch))
+        with isolated():
+            run.run(*tree_flatten_spec((args, kwargs), program._in_spec))
+        yield [(run.before[i], run.after[i]) for i in range(len(layers))]
+
+
+class _Watched(fx.Interpreter):
+    """A run of a program that keeps what its layers take and give."""
+
+    def __init__(self, program: fx.GraphModule, units: Iterable[Any]) -> None:
+        super().__init__(program)
+        self.first: dict[str, tuple[int, str]] = {}
+        self.last: dict[str, int] = {}
+        for i, branches in enumerate(units):
+            self.first[branches[0].sum.name] = (i, branches[0].skip.name)
+            self.last[branches[-1].sum.name] = i
+        self.before: dict[int, Tensor] = {}
+        self.after: dict[int, Tensor] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.name in self.first:
+            i, name = self.first[n.name]
+            skip = next(one for one in n.all_input_nodes if one.name == name)
+            self.before[i] = self.env[skip].clone()
+        out = super().run_node(n)
+        if n.name in self.last:
+            self.after[self.last[n.name]] = out.clone()
+        return out

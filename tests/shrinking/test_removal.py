@@ -1,0 +1,326 @@
+"""Layers are removed: lists become shorter where the class allows it, else the
+program."""
+
+import pytest
+import torch
+from torch import nn
+
+import sparsefn as sf
+from tests.shrinking.residual_nets import (
+    IMAGE,
+    NETS,
+    TOKENS,
+    Conv,
+    Mlp,
+    X,
+    check_equal,
+    convnet,
+    mlp,
+    nested,
+    removed,
+    transformer,
+)
+
+V = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("build", "x", "gone"),
+    [(mlp, X, [0, 2]), (mlp, X, [1, 2, 3]), (convnet, IMAGE, [1]), (nested, X, [1])],
+)
+def test_lists_become_shorter(build, x, gone):
+    net = build()
+    made = removed(net, x, gone)
+    assert made.form == "class" and type(made.module) is nn.Sequential
+    assert len(made.module) == len(net) - len(gone) and made.stays == made.notes == ()
+    assert [*made.module._modules] == [str(i) for i in range(len(made.module))]
+    assert len(net) == len(build())  # the model stays
+
+
+def test_a_layer_of_two_branches_goes_as_an_item():
+    made = removed(transformer(), TOKENS, [1], by="module")
+    assert made.form == "class" and len(made.module) == 4
+    assert made.names["2.norm1.weight"] == "1.norm1.weight"
+    assert made.names["1.norm1.weight"] is None and "0.norm1.weight" not in made.names
+
+
+def test_one_branch_of_a_block_goes_from_the_program():
+    net = transformer()
+    made = removed(net, TOKENS, [0, 3])
+    assert made.form == "program"
+    names = [name for name, _ in made.module.named_parameters()]
+    assert "0.mlp.0.weight" in names and "0.qkv.weight" not in names
+    assert made.notes == ("pruned branches are no whole items of a list, in '0', '1'",)
+    assert made.names["0.qkv.weight"] is None
+    with torch.no_grad():
+        more = torch.cat([TOKENS, TOKENS])
+        assert torch.equal(made.module(more)[:2], made.module(more)[2:])
+
+
+def test_one_branch_of_a_block_in_a_module_of_the_class():
+    net = transformer()
+    layers = sf.shrinking.layers(net, TOKENS)
+    state = sf.State(sf.modules.params_of(net), layers.masks([0]))
+    made = sf.shrinking.smaller(net, state, TOKENS, form="class", groups=layers)
+    assert made.form == "class"
+    check_equal(net, state, TOKENS, made.module)
+
+
+def test_the_item_of_no_list_becomes_an_identity():
+    made = removed(nested(), X, [0])
+    assert isinstance(made.module[1].inner, nn.Identity) and made.form == "class"
+    assert made.names["1.inner.up.bias"] is None
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_as_a_program(name):
+    build, x = NETS[name]
+    net = build()
+    layers = sf.shrinking.layers(net, x)
+    state = sf.State(sf.modules.params_of(net), layers.masks([1]))
+    made = sf.shrinking.smaller(net, state, x, form="program")
+    assert made.form == "program"
+    check_equal(net, state, x, made.module)
+    assert sum(p.numel() for p in made.module.parameters()) == layers.cost([1])
+
+
+def test_all_layers_pruned_by_hand_leave_the_rest():
+    net = mlp(3)
+    layers = sf.shrinking.layers(net, X)
+    masks = {
+        name: torch.full_like(mask, name.split(".")[0] in "04")
+        for name, mask in layers.masks([0]).items()
+    }
+    small = sf.shrink(net, sf.State(sf.modules.params_of(net), masks), X)
+    assert len(small) == 2
+
+
+def test_a_layer_that_is_pruned_in_part_stays():
+    net = mlp(3)
+    masks = sf.shrinking.layers(net, X).masks([1])
+    masks["2.down.bias"] = torch.tensor([True, False, False, False])
+    state = sf.State(sf.modules.params_of(net), masks)
+    small = sf.shrinking.smaller(net, state, X).module
+    assert len(small) == 5
+    check_equal(net, state, X, small)
+
+
+class Numbered(nn.Module):
+    """Items that keep their place, and a list that is read by number."""
+
+    def __init__(self, count=4):
+        super().__init__()
+        self.parts = nn.ModuleList([Item(i) for i in range(count)])
+        self.count, self.width = count, 4
+
+    def forward(self, x):
+        seen = []
+        for i in range(self.count):
+            x = self.parts[i](x, seen)
+        return x
+
+
+class Item(Mlp):
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
+
+    def forward(self, x, seen):
+        assert len(seen) == self.place  # as the index into a cache
+        seen.append(self.place)
+        return super().forward(x)
+
+
+class Flat(nn.Module):
+    """Items without a forward of their own, which the module around adds up."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Module() for _ in range(3)])
+        for part in self.parts:
+            part.norm, part.a, part.b = (
+                nn.LayerNorm(4),
+                nn.Linear(4, 6),
+                nn.Linear(6, 4),
+            )
+
+    def forward(self, x):
+        for part in self.parts:
+            x = x + 0.5 * part.b(part.a(part.norm(x)).relu())
+        return x
+
+
+def test_items_without_a_forward():
+    made = removed(Flat().eval(), V, [1])
+    assert made.form == "class" and len(made.module.parts) == 2
+
+
+class Cut(nn.Module):
+    """A norm outside of the list that a branch is made of."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.f = nn.LayerNorm(4), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.other = Mlp()
+
+    def forward(self, x):
+        return self.other(x + self.f(self.norm(x)))
+
+
+def test_nothing_of_a_branch_is_left():
+    made = removed(Cut().eval(), V, [0])
+    assert made.form == "program" and "norm.weight" in made.names
+
+
+def test_places_and_lengths_follow():
+    net = Numbered().eval()
+    small = removed(net, V, [0, 2]).module
+    assert [part.place for part in small.parts] == [0, 1]
+    assert small.count == 2 and (net.count, net.parts[3].place) == (4, 3)
+
+
+class Alternating(nn.Module):
+    """A number of each item that is its place and does something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([Scaled(i) for i in range(3)])
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+class Scaled(Mlp):
+    def __init__(self, power):
+        super().__init__()
+        self.power = power
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu()) * 2**self.power
+
+
+def test_numbers_that_outputs_need_stay():
+    small = removed(Alternating().eval(), V, [0]).module
+    assert [part.power for part in small.parts] == [1, 2]
+
+
+def test_an_encoder_of_torch():
+    encoder = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, norm_first=True)
+    net = nn.TransformerEncoder(encoder, 3, enable_nested_tensor=False).eval()
+    for parameter in net.parameters():
+        nn.init.normal_(parameter)
+    small = removed(net, TOKENS, [0, 2], by="module").module
+    assert (len(small.layers), small.num_layers) == (1, 1)
+
+
+def test_names_of_a_list_by_words_stay():
+    parts = {"first": nn.Linear(3, 4), "a": Mlp(), "b": Mlp(), "last": nn.Linear(4, 2)}
+    net = nn.Sequential()
+    for name, part in parts.items():
+        net.add_module(name, part)
+    made = removed(net.eval(), X, [0])
+    assert [*made.module._modules] == ["first", "b", "last"]
+    assert {*made.names.values()} == {None}
+
+
+def test_lists_inside_lists():
+    net = nn.Sequential(nn.Sequential(Mlp(), Mlp()), nn.Sequential(Mlp(), Mlp()))
+    made = removed(net.eval(), V, [0, 2, 3])
+    assert len(made.module) == 1 and len(made.module[0]) == 1
+    assert made.names["0.1.up.bias"] == "0.0.up.bias"
+
+
+def test_widths_go_too():
+    net = mlp(3)
+    layers = sf.shrinking.layers(net, X)
+    masks = layers.masks([1])
+    masks["3.up.weight"][:4] = False
+    masks["3.up.bias"][:4] = False
+    state = sf.State(sf.modules.params_of(net), masks)
+    made = sf.shrinking.smaller(net, state, X)
+    assert made.module[2].up.weight.shape == (4, 4)
+    assert made.kept["3.up.weight"].indices[0].tolist() == [4, 5, 6, 7]
+    assert "2.up.weight" not in made.kept
+    check_equal(net, state, X, made.module)
+
+
+def test_a_submodule_alone():
+    net = nn.Sequential(mlp(3), nn.Tanh()).eval()
+    layers = sf.shrinking.layers(net, X)
+    state = sf.State(sf.modules.params_of(net), layers.masks([0]))
+    made = sf.shrinking.smaller(net, state, X, only="0")
+    assert len(made.module[0]) == 4 and made.names["0.2.up.bias"] == "0.1.up.bias"
+    assert made.names["0.1.up.bias"] is None
+    check_equal(net, state, X, made.module)
+
+
+def test_training_goes_on():
+    net = mlp(3)
+    layers = sf.shrinking.layers(net, X)
+    optimizer = torch.optim.Adam(net.parameters())
+    net(X).sum().backward()
+    optimizer.step()
+    params = sf.modules.params_of(net)
+    algorithm = sf.with_optimizer(
+        sf.one_shot(1 / 3, pattern=layers.pattern()), sf.optimizers.adam(0.1)
+    )
+    state = algorithm.init(params)
+    grads = {name: torch.ones_like(x) for name, x in params.items()}
+    state = algorithm.update(state, grads, 0)
+    made = sf.shrinking.smaller(net, state, X, groups=layers)
+    (gone,) = (~layers.alive(state.masks)).nonzero().flatten().tolist()
+    carried = sf.shrinking.carry(state, made)
+    own = sf.modules.params_of(made.module)
+    assert list(carried.params) == list(carried.masks) == list(own)
+    for old, new in made.names.items():
+        if new is not None:
+            assert torch.equal(carried.masks[new], state.masks[old])
+    after = torch.optim.Adam(made.module.parameters())
+    after.load_state_dict(sf.shrinking.carry_optimizer(optimizer, net, made))
+    old = dict(net.named_parameters())
+    new_names = {made.names.get(name, name): name for name in old}
+    for name, x in made.module.named_parameters():
+        wanted = optimizer.state[old[new_names[name]]]["exp_avg"]
+        assert torch.equal(after.state[x]["exp_avg"], wanted)
+    assert layers[gone].leaves[0] not in made.kept
+    algorithm.update(carried, {name: torch.ones_like(x) for name, x in own.items()}, 1)
+
+
+def test_moments_by_path_are_carried():
+    net = mlp(3)
+    masks = sf.shrinking.layers(net, X).masks([0])
+    state = sf.State(sf.modules.params_of(net), masks)
+    made = sf.shrinking.smaller(net, state, X)
+    tree = {"average": state.params, "step": 3, "rows": [state.params["0.bias"]]}
+    carried = sf.shrinking.carry(tree, made)
+    assert carried["step"] == 3 and len(carried["rows"]) == 1
+    assert torch.equal(carried["average"]["1.up.bias"], state.params["2.up.bias"])
+    assert "3.up.bias" not in carried["average"]
+
+
+def test_groups_of_another_type_are_refused():
+    net = mlp(2)
+    state = sf.dense().init(sf.modules.params_of(net))
+    with pytest.raises(TypeError, match="expected groups as sf.shrinking.groups makes"):
+        sf.shrink(net, state, X, groups=[0])
+    layers = sf.shrinking.layers(net, X)
+    with pytest.raises(ValueError, match="expected groups of the whole module"):
+        sf.shrink(net, state, X, groups=layers, only="1")
+    with pytest.raises(ValueError, match="expected the groups of an example of these"):
+        sf.shrink(net, state, X[:2], groups=layers)
+
+
+def test_a_convnet_in_half_precision():
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), Conv(), Conv()).eval().bfloat16()
+    layers = sf.shrinking.layers(net, IMAGE.bfloat16())
+    state = sf.State(sf.modules.params_of(net), layers.masks([0]))
+    assert len(sf.shrink(net, state, IMAGE.bfloat16())) == 2
