@@ -108,7 +108,7 @@ def angular_distance(
             another, or layers and batches are as `influence` refuses.
 
     Gromov et al. 2024, "The Unreasonable Ineffectiveness of the Deeper Layers", arXiv
-    2403.17887, eq. 7.
+    2403.17887.
     """
     total = _count("angular_distance", layers)
     if isinstance(span, bool) or not isinstance(span, int):
@@ -178,7 +178,7 @@ def loss_without(
         ValueError: A parameter is missing, or `loss` gives a tensor of another shape.
 
     With the perplexity it is the criterion of Kim et al. 2024, "Shortened LLaMA", arXiv
-    2402.02834, section 3.2. Their other one, Taylor, is `sf.scores.saliency` with
+    2402.02834. Their other one, Taylor, is `sf.scores.saliency` with
     `layers.pattern(reduce="sum")`.
     """
     values = []
