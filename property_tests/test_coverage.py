@@ -48,14 +48,14 @@ def test_enough_cases_have_each_trait(name: str) -> None:
 
 
 def test_a_run_of_all_rows_has_each_trait() -> None:
-    """As many of each row's own cases as it takes, together."""
+    """A few of each row's own cases, together."""
     found: list[Case] = []
     for row in ROWS:
         hold(
             f"coverage {row.name}",
             found.append,
             drawn(row.meta),
-            CASES / len(ROWS),
+            5,
             seed(),
         )
     assert below(found) == set()

@@ -502,7 +502,7 @@ def _branches(
                     "are 0"
                 )
     order = {one: i for i, one in enumerate(every)}
-    found.sort(key=lambda branch: order[branch.residual])
+    found = sorted(found, key=lambda branch: order[branch.residual])
     lines = [
         f"{_where(one.branch)} is added in {_place(one.sum)}, but {why}"
         for one, why in stays.items()

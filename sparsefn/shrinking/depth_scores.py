@@ -56,7 +56,8 @@ def influence(
     You Expect", arXiv 2403.03853, eq. 1. There a layer is attention and MLP:
     `layers(..., by="module")`.
     """
-    sums = torch.zeros(_count("influence", layers), dtype=torch.float64)
+    total = _count("influence", layers)
+    sums = torch.zeros(total, dtype=torch.float64, device="cpu")
     count = 0
     for states in _states("influence", layers, model, batches):
         count += 1
@@ -126,7 +127,7 @@ def angular_distance(
             "angular_distance: expected layers one after another, but layer "
             f"{inner[0]} is inside {min(layers[inner[0]].inside)}"
         )
-    sums = torch.zeros(total - span + 1, dtype=torch.float64)
+    sums = torch.zeros(total - span + 1, dtype=torch.float64, device="cpu")
     count = 0
     for states in _states("angular_distance", layers, model, batches):
         count += 1

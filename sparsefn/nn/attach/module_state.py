@@ -173,7 +173,8 @@ class ModuleState:
             return zeroed(
                 [record.support for record in self.trained], list(dense.values())
             )
-        return leaves_of(view.grads(self.state, dict(dense), step))
+        slopes = leaves_of(view.grads(self.state, dict(dense), step))
+        return [slope.contiguous() for slope in slopes]  # LBFGS views them as rows
 
     def read(self, mixes: bool) -> State:
         """The state with the values of the parameters, which optimizers or other code

@@ -183,7 +183,8 @@ def _mask_of(prefix: str, shape: Tensor, bitmask: Tensor) -> Tensor:
             f"read_legacy: expected zeros after bit {columns} of each row at {name!r}: "
             "its bytes are damaged"
         )
-    return torch.as_tensor(bits[..., :columns].contiguous())
+    mask: Tensor = bits[..., :columns].contiguous()
+    return mask
 
 
 def _check_offsets(prefix: str, offsets: Tensor, mask: Tensor) -> None:

@@ -36,11 +36,15 @@ OTHER_ORDERS = {
     *(("masks/constructors.py", "argsort"), ("masks/permutation.py", "sort")),
     # Of counts, units, channels, texts and drawn indices.
     *(("masks/budgets/filling.py", way) for way in ("argsort", "searchsorted", "sort")),
+    ("masks/budgets/steps.py", "sort"),
     *(
         (f"{name}.py", "argsort")
         for name in ("masks/patterns/places", "shrinking/channels", "shrinking/groups")
     ),
-    *((f"shrinking/{name}.py", "partition") for name in ("groups", "products")),
+    *(
+        (f"shrinking/{name}.py", "partition")
+        for name in ("depth", "groups", "products", "removal")
+    ),
     *(("shrinking/plan.py", "sort"), ("shrinking/probe.py", "sort")),
     ("core/tree/originals.py", "partition"),  # of a path
     ("testing/coverage.py", "sort"),  # to find ties

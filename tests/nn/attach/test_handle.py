@@ -1106,6 +1106,23 @@ def test_weights_that_a_closure_wrote_before_it_skipped_its_batch_are_masked():
     sparse.check()
 
 
+def test_gradients_of_latents_lie_in_memory_as_lbfgs_reads_them():
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    sparse = sf.attach(sf.methods.maskllm(steps=4), model, optimizer)
+    before = sparse.state.scores
+
+    def closure():
+        optimizer.zero_grad()
+        loss = cross_entropy(model(X), Y)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    sparse.after_step(0)
+    assert not same(before, sparse.state.scores)
+
+
 def test_scores_leave_lbfgs_and_join_it_again():
     model = net()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
