@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx._pytree import tree_flatten_spec
 
 from sparsefn.nn.modules import as_call, inner_module
 from sparsefn.shrinking.depth import Layers
 from sparsefn.shrinking.trace import Example, isolated, shapes_of, where_it_lies
+from sparsefn.shrinking.values import in_its_order
 
 
 def influence(
@@ -251,9 +251,9 @@ def _states(
             )
         program = trace.of(own, batch)
         run = _Watched(program, [layer.branches for layer in layers])
-        args, kwargs = where_it_lies(own, as_call(batch))
+        call = where_it_lies(own, as_call(batch))
         with isolated():
-            run.run(*tree_flatten_spec((args, kwargs), program._in_spec))
+            run.run(*in_its_order(program, call))
         yield [(run.before[i], run.after[i]) for i in range(len(layers))]
 
 

@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx._pytree import tree_flatten_spec
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsefn.nn.modules import as_call
 from sparsefn.shrinking.trace import Call, Example, first_line, isolated
-from sparsefn.shrinking.values import module_of
+from sparsefn.shrinking.values import in_its_order, module_of
 
 EVERY = 10.0  # seconds
 
@@ -417,7 +416,7 @@ def _followed(
         walk = _Walk(run)
 
         def interpreted(*args: Any, **kwargs: Any) -> Any:
-            return walk.run(*tree_flatten_spec((args, kwargs), run._in_spec))
+            return walk.run(*in_its_order(run, (args, kwargs)))
 
         with contextlib.suppress(Exception):
             _run(interpreted, call)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, fx, nn
+from torch.fx._pytree import tree_flatten_spec
 
 from sparsefn.shrinking.channels import ChannelMap, CoupledChannels, Flags
 
@@ -189,6 +190,18 @@ def opname(node: fx.Node) -> str:
     if name.startswith("__"):
         return name
     return name.rstrip("_")
+
+
+def in_its_order(program: fx.GraphModule, call: tuple[Any, Any]) -> list[Any]:
+    """The arguments of a call, (args, kwargs), in the order of a program's inputs.
+
+    >>> from sparsefn.shrinking.trace import traced
+    >>> program = traced(torch.nn.ReLU(), torch.ones(1))
+    >>> in_its_order(program, ((torch.ones(1),), {}))
+    [tensor([1.])]
+    """
+    made: list[Any] = tree_flatten_spec(call, program._in_spec)
+    return made
 
 
 def module_of(node: fx.Node, up: int = 0) -> str:

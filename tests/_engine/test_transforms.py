@@ -299,7 +299,10 @@ def private_names(source: str) -> list[str]:
 PLACES = {
     *(
         f"shrinking/{name}.py"
-        for name in ("attributes", "experts", "layers", "proof", "trace")
+        for name in (
+            *("attributes", "experts", "proof", "small_layers", "trace"),
+            "values",
+        )
     ),  # of traced programs
     "_engine/transforms.py",
     "_engine/torch_limits.py",

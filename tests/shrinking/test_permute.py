@@ -29,12 +29,17 @@ def mlp():
     ).eval()
 
 
+def is_matrix(path, leaf):
+    """Whether a leaf is a matrix or kernel, and no weight is computed from it."""
+    return leaf.ndim > 1 and "parametrizations" not in path
+
+
 def kept_sum(model, n, m):
     """The sum of |w| that masks keep of all weights of matrices."""
     pattern = sf.patterns.nm(n, m, axis=1)
     total = 0.0
-    for weight in model.parameters():
-        if weight.ndim > 1 and weight.shape[1] % m == 0:
+    for path, weight in model.named_parameters():
+        if is_matrix(path, weight) and weight.shape[1] % m == 0:
             size = weight.detach().abs().double()
             total += float(size[sf.masks.topk_mask(size, None, pattern=pattern)].sum())
     return total
@@ -42,7 +47,7 @@ def kept_sum(model, n, m):
 
 def check(model, example, n, m):
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    made = permute(model, example, n, m, where=lambda path, leaf: leaf.ndim > 1)
+    made = permute(model, example, n, m, where=is_matrix)
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     assert type(made.module) is type(model)
     for wanted, got in zip(
