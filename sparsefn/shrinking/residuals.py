@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from sparsefn.shrinking.analysis import analyse
 from sparsefn.shrinking.reindexing import MOVES
@@ -213,7 +213,8 @@ def without_branches(
     """A copy of a program without some branches, and without the parameters and buffers
     that it then does not read.
 
-    Tensors that the program did not read either stay.
+    Tensors that the program did not read either stay, and so do all names of a tensor
+    that it reads by one of them.
     """
     made = with_tensors(program)
     twins = dict(zip(program.graph.nodes, made.graph.nodes, strict=True))
@@ -227,11 +228,12 @@ def without_branches(
             made.graph.erase_node(twins[node])
             gone.add(node)
     made.graph.eliminate_dead_code()
+    held = tensors_of(made)
     left = {str(node.target) for node in made.graph.find_nodes(op="get_attr")}
+    still_read = {id(held[name]) for name in left}
     for name in read - left:
         path, _, last = name.rpartition(".")
-        owner = made.get_submodule(path)
-        if isinstance(getattr(owner, last), nn.Parameter | Tensor):
-            delattr(owner, last)
+        if isinstance(held[name], Tensor) and id(held[name]) not in still_read:
+            delattr(made.get_submodule(path), last)
     made.recompile()
     return made

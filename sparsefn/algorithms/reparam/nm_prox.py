@@ -28,7 +28,7 @@ _SHARES = (0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
 @described
 def nm_prox(strength: Level, pattern: Pattern = nm(2, 4)) -> Reparametrisation:
-    """w = v, moved towards n of m at each step; the largest |v| are the mask of W.
+    """w = v, moved towards n of m at each step; the largest `abs(v)` are the mask of W.
 
     >>> map_ = sf.reparam.nm_prox(0.1)
     >>> latents = map_.init({"w": torch.tensor([[4.0, -3.0, 0.5, 0.1]])}, None)
@@ -46,8 +46,8 @@ def nm_prox(strength: Level, pattern: Pattern = nm(2, 4)) -> Reparametrisation:
     Returns:
         Reparametrisation with the latents `{"base": {path: W}, "latent": {path: v}}`. v
         starts as W and trains, W is frozen. The masks of training keep everything. In
-        `sf.settled` the weights are W where |v| is among the n largest of its group,
-        the first among equal ones.
+        `sf.settled` the weights are W where `abs(v)` is among the n largest of its
+        group, the first among equal ones.
 
     Raises:
         TypeError: `pattern` is no pattern, or `strength` neither a float nor a
@@ -55,10 +55,11 @@ def nm_prox(strength: Level, pattern: Pattern = nm(2, 4)) -> Reparametrisation:
         ValueError: `pattern` is not `nm(n, m)` with an n of 1 or 2, `strength` is below
             0, or, in `init`, a leaf is a DTensor or m does not divide its axis.
 
-    The penalty R of a group is the sum of |v_i ... v_k| over all sets of n + 1 of its m
-    weights: 0 exactly where at most n are not 0. For 2 of 4 it is |v1 v2 v3| + |v2 v3
-    v4| + |v3 v4 v1| + |v4 v1 v2|. An update sets v to the x with the smallest |x -
-    v|^2 / 2 + s * R(x), of which the sparsest. It is computed in float64 and rounded.
+    The penalty R of a group is the sum of `abs(v_i ... v_k)` over all sets of n + 1 of
+    its m weights: 0 exactly where at most n are not 0. For 2 of 4 it is `abs(v1 v2 v3)
+    + abs(v2 v3 v4) + abs(v3 v4 v1) + abs(v4 v1 v2)`. An update sets v to the x with the
+    smallest `(x - v)^2 / 2 + s * R(x)`, of which the sparsest. It is computed in
+    float64 and rounded.
 
     Liu et al. 2025, arXiv 2502.00258, and Kübler et al. 2025, arXiv 2501.18015.
     """
