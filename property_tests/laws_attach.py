@@ -176,7 +176,10 @@ class Reference:
             ).values()
             for slot, grad in zip(self.slots, seen, strict=True):
                 if slot.weight is None or dense[slot.weight] is not None:
-                    slot.parameter.grad = grad.clone()
+                    # LBFGS views gradients as rows
+                    slot.parameter.grad = grad.clone(
+                        memory_format=torch.contiguous_format
+                    )
 
     def write_grads(self, grads: Sequence[Tensor | None]) -> None:
         """Other gradients for all parameters; they are masked again."""
