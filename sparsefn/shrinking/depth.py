@@ -139,11 +139,8 @@ class Layers:
         """
         sets: list[Any] = []
         if self.widths is not None:
-            names = self._width_names()
-            for i in names.values():
-                known = self.analysis.parameters
-                members = self.widths[i].members
-                sets.append([m.tied() for m in members if m.leaf in known])
+            for i in self._width_names().values():
+                sets.append(self.widths[i].tied(self.analysis.parameters))
         units = []
         for unit, i in enumerate(self._chosen(only)):
             units += [[leaf, None, unit] for leaf in self.layers[i].leaves]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
@@ -101,6 +101,10 @@ class Group(NamedTuple):
     # groups that multiply with it, such as heads and the entries of a head
     multiplies_with: frozenset[int]
     preferred: bool  # of the groups that multiply, `Groups.pattern` takes this
+
+    def tied(self, parameters: Collection[str]) -> list[Any]:
+        """The members that are parameters, as `sf.patterns.tied` takes them."""
+        return [member.tied() for member in self.members if member.leaf in parameters]
 
     def scores(self, known: Mapping[str, Tensor]) -> Any:
         """The mean magnitude of the weights of each unit."""
@@ -224,8 +228,7 @@ class Groups:
         parameters = _parameters(self.analysis)
         sets = []
         for i in chosen:
-            members = self._group(i).members
-            sets.append([m.tied() for m in members if m.leaf in parameters])
+            sets.append(self._group(i).tied(parameters))
         return tied(sets, reduce)
 
     def _chosen(self, only: Sequence[int] | None) -> list[int]:

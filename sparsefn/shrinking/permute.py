@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +21,7 @@ from sparsefn.core.tree.where import default_where
 from sparsefn.masks import permutation, topk_mask
 from sparsefn.masks.patterns import Pattern, nm
 from sparsefn.nn.modules import inner_module, params_of
+from sparsefn.shrinking.channels import Ids
 from sparsefn.shrinking.groups import Group, Groups
 from sparsefn.shrinking.groups import groups as all_groups
 from sparsefn.shrinking.plan import taken
@@ -29,8 +29,6 @@ from sparsefn.shrinking.proof import Progress, Proof
 from sparsefn.shrinking.shrink import Kept
 from sparsefn.shrinking.trace import Example
 from sparsefn.typing import Tree, Where
-
-Indices = npt.NDArray[np.int64]
 
 
 class Permuted(NamedTuple):
@@ -141,10 +139,13 @@ def permute(
         order = best.order.cpu().numpy()
         if _gain(group, order, weights, pattern) > 0:
             orders[i] = order
-    stays = _unequal(own, found, orders, Proof(own, example, tell))
-    for i in stays:
-        del orders[i]
+    proof = Proof(own, example, tell)
     module, kept = _reordered(own, found, orders)
+    stays: dict[int, str] = {}
+    if proof.reason(module):
+        stays = _unequal(own, found, orders, proof)
+        orders = {i: order for i, order in orders.items() if i not in stays}
+        module, kept = _reordered(own, found, orders)
     new = [taken(x, kept[path].indices) for path, x in weights.items()]
     return Permuted(
         module,
@@ -194,7 +195,7 @@ def _columns(group: Group, weights: Mapping[str, Tensor], m: int) -> Tensor | No
 
 
 def _gain(
-    group: Group, order: Indices, weights: Mapping[str, Tensor], pattern: Pattern
+    group: Group, order: Ids, weights: Mapping[str, Tensor], pattern: Pattern
 ) -> float:
     """How much more masks keep of all weights that read the group."""
     gain = []
@@ -212,13 +213,10 @@ def _kept_sum(weight: Tensor, pattern: Pattern) -> float:
 
 
 def _unequal(
-    model: nn.Module, found: Groups, orders: Mapping[int, Indices], proof: Proof
+    model: nn.Module, found: Groups, orders: Mapping[int, Ids], proof: Proof
 ) -> dict[int, str]:
     """The groups whose order would change the outputs, with the reasons."""
-    module, _ = _reordered(model, found, orders)
-    if not proof.reason(module):
-        return {}
-    equal: dict[int, Indices] = {}
+    equal: dict[int, Ids] = {}
     stays = {}
     for i, order in orders.items():
         module, _ = _reordered(model, found, equal | {i: order})
@@ -230,7 +228,7 @@ def _unequal(
     return stays
 
 
-def _moved(own: Indices, order: Indices) -> Indices:
+def _moved(own: Ids, order: Ids) -> Ids:
     """For each index of a dimension the one whose entries come there, as units change
     places; indices of no unit stay.
     """
@@ -242,7 +240,7 @@ def _moved(own: Indices, order: Indices) -> Indices:
 
 
 def _reordered(
-    model: nn.Module, found: Groups, orders: Mapping[int, Indices]
+    model: nn.Module, found: Groups, orders: Mapping[int, Ids]
 ) -> tuple[nn.Module, dict[str, Kept]]:
     """A copy of a model in another order, and where its entries came from."""
     made = copy.deepcopy(model)
@@ -251,7 +249,7 @@ def _reordered(
         **dict(made.named_buffers(remove_duplicate=False)),
     }
     # by id, as a tensor may have several names
-    moved: dict[int, dict[int, Indices]] = defaultdict(dict)
+    moved: dict[int, dict[int, Ids]] = defaultdict(dict)
     for i, order in orders.items():
         for leaf, dim, own in found[i].members:
             if leaf not in tensors:  # a constant of the code, which keeps its order

@@ -214,8 +214,10 @@ def without_branches(
     that it then does not read.
 
     Tensors that the program did not read either stay, and so do all names of a tensor
-    that it reads by one of them.
+    that it reads by one of them. Without branches to remove it is the program itself.
     """
+    if not found:
+        return program
     made = with_tensors(program)
     twins = dict(zip(program.graph.nodes, made.graph.nodes, strict=True))
     read = {str(node.target) for node in made.graph.find_nodes(op="get_attr")}

@@ -325,7 +325,7 @@ def _smaller(
             f"shrink: no smaller {type(masked).__name__} has the outputs of the "
             f"masked one: {why}"
         )
-    return _program(masked, masks, example, still, tell, proof, why, gone)
+    return _program(masked, masks, example, still, tell, proof, why)
 
 
 def _with_whole(
@@ -372,7 +372,6 @@ def _program(
     tell: Progress,
     proof: Proof,
     why: str,
-    gone: Sequence[Residual],
 ) -> tuple[Smaller, dict[str, Tensor]]:
     before = _own(masked)
     graphs = [still]
@@ -383,9 +382,7 @@ def _program(
         graphs.append(without_shuffles(graphs[0]))
     cuts = []
     for graph in graphs:
-        short = graph
-        if gone:
-            short = without_branches(graph, zero_branches(graph, masks))
+        short = without_branches(graph, zero_branches(graph, masks))
         cuts.append(free(analyse(short, masks, counted=True, equal_parts=False)))
     # sizes that may change hide what some operations do, and entries then stay
     plan = min(cuts, key=cost)

@@ -96,9 +96,7 @@ def mean_square(
 
     Romero et al. 2014, arXiv 1412.6550, eq. 3.
     """
-    _check_same_shape("mean_square", student, teacher)
-    _check_tokens("mean_square", tokens, student)
-    student, teacher = _counted(student, teacher, tokens)
+    student, teacher = _states("mean_square", student, teacher, tokens)
     return _mean((student - teacher).square().mean(-1), tokens)
 
 
@@ -132,9 +130,7 @@ def cosine_distance(
     Sanh et al. 2019, arXiv 1910.01108, sec. 3; Muralidharan et al. 2024,
     arXiv 2407.14679, sec. 3.
     """
-    _check_same_shape("cosine_distance", student, teacher)
-    _check_tokens("cosine_distance", tokens, student)
-    student, teacher = _counted(student, teacher, tokens)
+    student, teacher = _states("cosine_distance", student, teacher, tokens)
     return _mean(1.0 - functional.cosine_similarity(student, teacher, dim=-1), tokens)
 
 
@@ -230,6 +226,15 @@ def _likeliest(teacher: Tensor, top: int) -> Tensor:
     return topk_mask(rows, top, pattern=row_balanced()).reshape(teacher.shape)
 
 
+def _states(
+    what: str, student: Tensor, teacher: Tensor, tokens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    # Both sides of a loss of hidden states, checked.
+    _check_same_shape(what, student, teacher)
+    _check_tokens(what, tokens, student)
+    return _counted(student, teacher, tokens)
+
+
 def _counted(
     student: Tensor, teacher: Tensor, tokens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -246,7 +251,7 @@ def _counted(
 
 
 def _mean(values: Tensor, tokens: Tensor | None) -> Tensor:
-    # Of a value a token, over those that count.
+    # The mean of one value a token, over the tokens that count.
     if tokens is None:
         return values.sum() / max(values.numel(), 1)
     return values.masked_fill(~tokens, 0.0).sum() / tokens.sum().clamp(min=1)
