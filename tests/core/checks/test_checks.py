@@ -103,13 +103,18 @@ ELSEWHERE = {
             for name in (
                 "analysis",
                 "attributes",
-                "layers",
                 "plan",
                 "rebuild",
+                "removal",
                 "rewrites",
+                "small_layers",
             )
         ),
         "the arguments of a traced operation, and the attributes of a module",
+    ),
+    **dict.fromkeys(
+        ("shrinking/depth.py", "shrinking/depth_scores.py"),
+        "an argument, where only public names of other rooms are imported",
     ),
     "core/checks/factories.py": "a number of any type, to be written as code",
     "nn/modules/weights.py": "an attribute of a module of transformers",
