@@ -151,14 +151,15 @@ def draws_laid(
     """
     made: dict[int, Tensor] = {}
     devices = [x.device for x in leaves]
-    for pack in packs(devices, [x.numel() for x in leaves]):
+    numbers = [x.numel() for x in leaves]
+    for pack in packs(devices, numbers):
         alike = [leaves[i] for i in pack]
         device = leaves[pack[0]].device
         if len(pack) == 1:
             own = unchecked_key(key, paths[pack[0]], step)
             made[pack[0]] = drawn_like(own, alike[0], kind, dtype)
             continue
-        sizes = [x.numel() for x in alike]
+        sizes = [numbers[i] for i in pack]
         keys = keys_on_device(key, [paths[i] for i in pack], step, device)
         drawn: list[Tensor] | None = asked(
             "draws_of_leaves", device.type, keys, sizes, *told(kind, dtype)
@@ -169,7 +170,7 @@ def draws_laid(
             continue
         largest = min(max(sizes), MOST)
         counter = torch.arange(largest, dtype=torch.int32, device=device)
-        k0, k1 = (repeated(half, sizes) for half in halves(keys, kind))
+        k0, k1 = repeated(torch.stack(halves(keys, kind)).squeeze(-1), sizes)
         index = torch.cat([counter[:n] for n in sizes])
         x0, x1 = rounds(k0, k1, torch.zeros_like(index[:1]), index)
         row = finished(x0, x1, kind, dtype)

@@ -174,21 +174,19 @@ def _chosen(
     # returned unchanged.
     rows: list[Row] = []
     results = list(trees[0])
-    left: list[int] = []
     sparse = sparse_among(masks, trees[0])
+    in_memory: set[int] = set()
     for i, (mask, *leaves) in enumerate(zip(masks, *trees, strict=True)):
-        if not sparse[i]:
+        if not sparse[i] or not mask.is_cpu or mask.numel() < least:
             continue
-        flat = None
-        if mask.is_cpu and mask.numel() >= least:
-            flat = _words(mask, *leaves)
-        if flat is None:
-            left.append(i)
-        else:
+        flat = _words(mask, *leaves)
+        if flat is not None:
+            in_memory.add(i)
             taken = overwrites if is_donated(leaves[0]) else ()
             (results[i],) = append_row(rows, flat, (mask, *leaves), 1, taken)
     if rows:
         run_blocks(kernel, rows)
+    left = [i for i in range(len(results)) if sparse[i] and i not in in_memory]
     if left:
         columns = [_at(left, tensors) for tensors in (masks, *trees)]
         if len(left) < lists.FEWEST and columns[0][0].is_cpu:

@@ -146,16 +146,20 @@ def apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def repeated(numbers: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Each of some numbers as often as its size says, as one row.
+    """Each number of a row, or of some rows, as often as its size says.
 
     >>> from sparsefn._engine.leaves import lists
     >>> lists.repeated(torch.tensor([5, 7]), [2, 1])
     tensor([5, 5, 7])
+    >>> lists.repeated(torch.tensor([[5, 7], [6, 8]]), [2, 1])
+    tensor([[5, 5, 7],
+            [6, 6, 8]])
 
     `torch.repeat_interleave` reads the sizes from the device, and waits for it.
     """
-    pairs = zip(numbers.unbind(), sizes, strict=True)
-    return torch.cat([number.expand(size) for number, size in pairs])
+    rows = numbers.shape[:-1]
+    columns = zip(numbers[..., None].unbind(-2), sizes, strict=True)
+    return torch.cat([column.expand(*rows, size) for column, size in columns], -1)
 
 
 def each(
