@@ -132,7 +132,8 @@ def claims(summary: dict[str, Any]) -> Figure:
     as diamonds.
     """
     rows = [row for row in summary["claims"] if row["verdict"] != CONTROL]
-    apart, (points, bits) = ("data", "low rank", "recovery"), LINEAR
+    apart = ("data", "low rank", "learned", "recovery")
+    points, bits = LINEAR
     parts = {
         points: [r for r in rows if r["section"] not in (*apart, "collapse")],
         bits: [r for r in rows if r["section"] in apart],

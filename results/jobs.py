@@ -28,6 +28,9 @@ class Plan(NamedTuple):
     recovery_steps: int = 80
     windows: int = 128  # of calibration
     width: int = 64  # of the transformer
+    mask_width: int = 32  # of the LLaMA whose masks are learned
+    mask_steps: int = 100
+    mask_windows: int = 1024
     rates: int = 3  # that are tried first
     rounds: int = 100  # of SynFlow
 
@@ -43,6 +46,9 @@ TINY = Plan(
     recovery_steps=40,
     windows=8,
     width=32,
+    mask_width=16,
+    mask_steps=8,
+    mask_windows=32,
     rates=1,
     rounds=4,
 )
@@ -76,6 +82,8 @@ class Task(NamedTuple):
     method: str
     levels: tuple[str, ...]
     rates: tuple[float, ...]  # the middle one, then its neighbours
+    seeds: tuple[int, ...] = (100, 101, 102)  # none of a result
+    grows: bool = True  # whether more rates follow where the best is at an end
 
     @property
     def name(self) -> str:

@@ -156,7 +156,7 @@ class Page:
         ]
         if not rows:
             return [*lines, "Not run yet.", ""]
-        digits = 3 if name in ("data", "low rank", "recovery") else 2
+        digits = 3 if name in ("data", "low rank", "learned", "recovery") else 2
         cells = [
             [
                 f"**{row['verdict']}**" if row["verdict"] == FAILS else row["verdict"],
@@ -268,6 +268,29 @@ class Page:
             for row in self.all["bits"]
         ]
         return table(("", "pruned", "bits per character"), cells) if cells else []
+
+    def _learned(self) -> list[str]:
+        rows = self.all["learned"]
+        if not rows:
+            return []
+        cells = [
+            [
+                row["arm"],
+                row["level"],
+                signed(row["mean"], 3),
+                "" if row["error"] is None else f"{row['error']:.3f}",
+                f"{row['exact']} of {row['n']}",
+            ]
+            for row in sorted(rows, key=lambda row: (row["level"], row["mean"]))
+        ]
+        head = (
+            "",
+            "pruned",
+            "bits more than dense, mean",
+            "standard error",
+            "counts exact",
+        )
+        return table(head, cells)
 
     def _recovery(self) -> list[str]:
         return self._recovered("bits", "bits per character", 3)

@@ -11,7 +11,17 @@ from pathlib import Path
 
 import torch
 
-from results import collapse, conv, lenet, recovery, small, store, text, tuning
+from results import (
+    collapse,
+    conv,
+    learned,
+    lenet,
+    recovery,
+    small,
+    store,
+    text,
+    tuning,
+)
 from results.jobs import Job, Key, Plan, Rates, Row
 
 GROUPS = {
@@ -21,6 +31,7 @@ GROUPS = {
     "collapse": collapse,
     "text": text,
     "recovery": recovery,
+    "learned": learned,
 }
 # Rates are a part of what a run is: rows of another tuning are not used.
 VERSIONS = {"tuning": f"{tuning.VERSION}"} | {

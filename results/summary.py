@@ -148,6 +148,34 @@ def arms(rows: Mapping[Key, Row], group: str, what: str) -> list[Row]:
     ]
 
 
+def lost(rows: Mapping[Key, Row]) -> list[Row]:
+    """Bits of learned and other masks minus the dense model's, by seed: the mean, its
+    standard error (None for one seed), and in how many seeds all counts are exact.
+    """
+    found: dict[tuple[str, str], list[Row]] = {}
+    for (group, arm, level, seed), row in sorted(rows.items(), key=lambda r: r[0]):
+        dense = rows.get(("learned", "dense", "0", seed))
+        if group == "learned" and arm != "dense" and dense is not None:
+            more = {"more": row["bits"] - dense["bits"], "exact": row["exact"]}
+            found.setdefault((arm, level), []).append(more)
+    made = []
+    for (arm, level), each in found.items():
+        more = [row["more"] for row in each]
+        made.append(
+            {
+                "arm": arm,
+                "level": level,
+                "mean": round(statistics.fmean(more), 4),
+                "error": round(statistics.stdev(more) / math.sqrt(len(more)), 4)
+                if len(more) > 1
+                else None,
+                "n": len(more),
+                "exact": sum(row["exact"] for row in each),
+            }
+        )
+    return made
+
+
 def diverged(rows: Mapping[Key, Row]) -> list[Row]:
     """The arms with runs that ended with the loss of a guess, as where all units of a
     layer are dead.
@@ -171,7 +199,6 @@ def summarised(rows: Mapping[Key, Row], plan: Plan) -> dict[str, Any]:
         name: group.jobs(plan) for name, group in runner.GROUPS.items()
     }
     claims = [of_claim(rows, claim, plan.seeds) for claim in CLAIMS]
-    tuned = all(job.makes() <= rows.keys() for job in jobs["tuning"])
     return {
         "seeds": plan.seeds,
         "steps": {
@@ -190,7 +217,7 @@ def summarised(rows: Mapping[Key, Row], plan: Plan) -> dict[str, Any]:
             }
             for name, each in jobs.items()
         },
-        "rates": tuning.chosen(rows, plan) if tuned else {},
+        "rates": tuning.known(rows, plan),
         "tasks": {
             name: [task.levels, tuning.tried(task, rows)]
             for name, task in tuning.tasks(plan).items()
@@ -206,6 +233,7 @@ def summarised(rows: Mapping[Key, Row], plan: Plan) -> dict[str, Any]:
         },
         "diverged": diverged(rows),
         "bits": arms(rows, "text", "bits"),
+        "learned": lost(rows),
         "recovered": {what: arms(rows, "recovery", what) for what in ("bits", "error")},
         "python": sorted({row["python"] for row in rows.values() if "python" in row}),
         "explored": arms(rows, "small", "explored"),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from results import data, figures, lenet, page, runner, store, summary, tuning
+from results import data, figures, learned, lenet, page, runner, store, summary, tuning
 from results.claims import CLAIMS, SECTIONS, Claim
 from results.jobs import TINY, WARMUP, Job, Key, Plan, Row, Task, learning_rate
 
@@ -86,6 +86,7 @@ def test_a_tiny_run_of_everything_is_killed_and_goes_on(tmp_path: Path) -> None:
         "conv": "filters pruned",
         "collapse": "SynFlow",
         "text": "all",
+        "learned": "all",
     }
     for group, name in again.items():
         job = next(
@@ -284,7 +285,7 @@ def test_one_diverged_run_in_tuning_rules_a_rate_out_and_nan_never_wins() -> Non
     rows = {
         ("tuning", task.name, str(rate), seed): {"errors": {"1": sparse, "10": less}}
         for rate, (sparse, less) in errors.items()
-        for seed in tuning.SEEDS
+        for seed in task.seeds
     }
     assert tuning.best_rate(task, [*errors], rows) == 0.8
     for lost in (90.0, math.nan):
@@ -304,7 +305,9 @@ def test_a_rate_is_chosen_over_the_levels_that_it_serves() -> None:
             *map(float, task.levels)
         }
     # no seed of a result
-    assert len(tuning.SEEDS) >= 3 and min(tuning.SEEDS) >= Plan().seeds
+    for task in tuning.tasks(Plan()).values():
+        assert min(task.seeds) >= Plan().seeds
+        assert len(task.seeds) >= 3 or task.group == "learned"
 
 
 def test_the_learning_rate_rises_over_a_tenth_and_falls_to_zero() -> None:
@@ -359,6 +362,53 @@ def test_what_is_left_takes_as_long_as_jobs_of_its_name(
     assert progress.rest(7.0) == pytest.approx(1.0)
     progress.tick(jobs[3], 10.0)
     assert "4/4 jobs, " in capsys.readouterr().err
+
+
+def test_a_task_with_a_grid_of_its_own_tries_no_more_rates() -> None:
+    task = Task("learned", "MaskLLM", ("2:4",), (2.0, 1.0, 4.0), (100,), grows=False)
+    rows = {
+        ("tuning", task.name, str(rate), 100): {"errors": {"2:4": error}}
+        for rate, error in {1.0: 3.3, 2.0: 3.2, 4.0: 3.1}.items()
+    }
+    assert tuning.tried(task, rows) == [1.0, 2.0, 4.0]
+    assert tuning.best_rate(task, [1.0, 2.0, 4.0], rows) == 4.0
+
+
+def test_rates_are_known_of_tasks_whose_runs_have_ended() -> None:
+    plan = Plan()
+    task = tuning.tasks(plan)["learned MaskLLM"]
+    rows = {
+        ("tuning", task.name, str(rate), seed): {"errors": {"2:4": 3.0 + rate}}
+        for rate in task.rates
+        for seed in task.seeds
+    }
+    assert tuning.known(rows, plan) == {task.name: min(task.rates)}
+    with pytest.raises(AssertionError, match="lenet dense is not tuned"):
+        tuning.chosen(rows, plan)
+
+
+def test_counts_of_masks_are_exact_or_not() -> None:
+    rows = torch.tensor([[1, 1, 0, 0, 0, 1, 1, 0], [1, 0, 0, 1, 1, 1, 0, 0]]) > 0
+    assert learned.is_exact(rows, "2:4") and learned.is_exact(rows, "50")
+    moved = torch.tensor([[1, 1, 1, 0, 0, 1, 0, 0]]) > 0
+    assert not learned.is_exact(moved, "2:4") and learned.is_exact(moved, "50")
+    assert not learned.is_exact(torch.ones(1, 4) > 0, "50")
+
+
+@pytest.mark.deep
+def test_masks_are_learned_for_weights_that_stay() -> None:
+    setting = learned.setting_of(0, TINY)
+    weights = dict(setting.net.named_parameters())
+    before = {path: weights[path].detach().clone() for path in setting.where}
+    prior = learned.one_pass("Wanda", "2:4", setting)
+    for method, rates in learned.RATES.items():
+        state = learned.learn(method, setting, prior, 4, rates[0], 0)
+        for path in setting.where:
+            mask = state.masks[path]
+            assert learned.is_exact(mask, "2:4")
+            expected = torch.where(mask, before[path], 0.0)
+            assert torch.equal(state.params[path], expected)
+            assert torch.equal(weights[path], before[path])
 
 
 # ---- statistics ----------------------------------------------------------------------
@@ -465,6 +515,38 @@ def test_differences_are_paired_and_positive_where_the_first_is_better() -> None
         found["equal"],
     ) == (0.5, 0.5, 2, 1, 1)
     assert summary.of_claim({}, claim, 10) is None
+
+
+def test_bits_more_than_dense_have_a_standard_error() -> None:
+    rows: dict[Key, Row] = {}
+    for seed, more in enumerate((0.1, 0.3)):
+        key = ("learned", "dense", "0", seed)
+        rows[key] = row(*key, bits=3.0 + seed)
+        key = ("learned", "MaskLLM", "2:4", seed)
+        rows[key] = row(*key, bits=3.0 + seed + more, exact=seed == 0)
+    key = ("learned", "Wanda", "50", 1)
+    rows[key] = row(*key, bits=4.5, exact=True)
+    assert summary.lost(rows) == [
+        {
+            "arm": "MaskLLM",
+            "level": "2:4",
+            "mean": 0.2,
+            "error": 0.1,
+            "n": 2,
+            "exact": 1,
+        },
+        {
+            "arm": "Wanda",
+            "level": "50",
+            "mean": 0.5,
+            "error": None,
+            "n": 1,
+            "exact": 1,
+        },
+    ]
+    shown = page.Page({"learned": summary.lost(rows)}).more("learned")
+    assert "| MaskLLM | 2:4 | +0.200 | 0.100 | 1 of 2 |" in shown
+    assert "| Wanda | 50 | +0.500 |  | 1 of 1 |" in shown
 
 
 def test_a_published_difference_of_perplexities_is_in_bits() -> None:

@@ -209,7 +209,8 @@ def maskllm(
 
         return terms.penalty(lost)(state, step)
 
-    return with_terms(reparametrised(choices, where=where, key=key), larger_weights)
+    learned = reparametrised(choices, where=where, key=key)
+    return with_terms(learned, larger_weights) if norm else learned
 
 
 @described
