@@ -131,6 +131,25 @@ def test_maskllm_has_the_gradient_of_the_loss_of_the_paper():
     torch.testing.assert_close(found, expected)
 
 
+def test_maskllm_without_norm_has_the_gradient_of_its_choices_alone():
+    algorithm = sf.methods.maskllm(steps=10, norm=0.0)
+    state = algorithm.init({"w": torch.randn(4, 8)})
+    upstream = torch.randn(4, 8)
+    choices = sf.reparam.mask_choices(
+        scale=sf.schedules.linear_decay(100.0, 10, 500.0),
+        temperature=sf.schedules.linear_decay(4.0, 10, 0.05),
+    )
+    latents = state.scores["latent"]
+
+    def paper(logit):
+        made = {**latents, "logit": {"w": logit}}
+        return (upstream * choices.apply(made, 0, sf.random.key(0))[0]["w"]).sum()
+
+    expected = torch.func.grad(paper)(latents["logit"]["w"])
+    found = algorithm.view.grads(state, {"w": upstream}, 3)["latent"]["logit"]["w"]
+    torch.testing.assert_close(found, expected)
+
+
 def test_maskllm_starts_near_its_prior():
     weight = torch.randn(8, 16)
     prior = {"w": sf.masks.topk_mask(weight.abs(), None, pattern=sf.patterns.nm(2, 4))}
