@@ -201,16 +201,17 @@ def maskllm(
         drawn_at = state.scores["step"]
 
         def lost(trained: Tree, step: Step) -> Tensor:
-            made = {**latents, **trained["latent"]}
             squares = torch.zeros((), device="cpu")
+            if norm == 0:  # no second draw of the masks
+                return squares
+            made = {**latents, **trained["latent"]}
             for weight in choices.apply(made, drawn_at, seed)[0].values():
                 squares = squares + weight.square().sum()
             return -share(step) * squares
 
         return terms.penalty(lost)(state, step)
 
-    learned = reparametrised(choices, where=where, key=key)
-    return with_terms(learned, larger_weights) if norm else learned
+    return with_terms(reparametrised(choices, where=where, key=key), larger_weights)
 
 
 @described
