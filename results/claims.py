@@ -101,8 +101,9 @@ SECTIONS = {
         "in bits per character; each seed has a model, a text and windows of its own. "
         "Its 21,504 weights in blocks are pruned with 1,024 windows of 64 characters, "
         "which every method reads. Only SparseGPT changes weights. Learned masks have "
-        "100 steps of 16 windows and the best of three learning rates; MaskLLM's and "
-        "MaskPro's start at Wanda's masks.",
+        "100 steps of 16 windows and a learning rate that is tuned on one seed; "
+        "MaskLLM's and MaskPro's start at Wanda's masks. MaskPro has the best of three "
+        "rates, as rates towards 0 only keep Wanda's masks.",
     ),
     "recovery": Section(
         "Recovery of a tiny LLaMA",

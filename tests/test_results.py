@@ -368,7 +368,7 @@ def test_what_is_left_takes_as_long_as_jobs_of_its_name(
 
 
 def test_a_task_with_a_grid_of_its_own_tries_no_more_rates() -> None:
-    task = Task("learned", "MaskLLM", ("2:4",), (2.0, 1.0, 4.0), (100,), grows=False)
+    task = Task("learned", "MaskPro", ("2:4",), (2.0, 1.0, 4.0), (100,), grows=False)
     rows = {
         ("tuning", task.name, str(rate), 100): {"errors": {"2:4": error}}
         for rate, error in {1.0: 3.3, 2.0: 3.2, 4.0: 3.1}.items()
@@ -379,7 +379,7 @@ def test_a_task_with_a_grid_of_its_own_tries_no_more_rates() -> None:
 
 def test_rates_are_known_of_tasks_whose_runs_have_ended() -> None:
     plan = Plan()
-    task = tuning.tasks(plan)["learned MaskLLM"]
+    task = tuning.tasks(plan)["learned MaskPro"]
     rows = {
         ("tuning", task.name, str(rate), seed): {"errors": {"2:4": 3.0 + rate}}
         for rate in task.rates
