@@ -14,7 +14,7 @@ pytest := -m pytest -n auto --dist worksteal
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help test quick test-all lint docs compat triton recipes demo ensemble lm prune prune-llm lora smaller gallery distributed bench conformance dist results format clean
+.PHONY: help test quick test-all lint docs compat triton recipes demo ensemble lm prune prune-llm story lora smaller gallery distributed bench conformance dist results format clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ prune: $(VENV)/.installed-demo  ## prune a small trained transformer with data; 
 
 prune-llm: $(VENV)/.installed-llm  ## train a tiny LLaMA, prune it by files and fine-tune it; options in ARGS="..."
 	$(py) examples/tiny_llm.py $(ARGS)
+
+story: $(VENV)/.installed-llm $(VENV)/.installed-recipes  ## train a LLaMA, make it smaller in four ways at equal FLOPs, and time it in three runtimes; resumes
+	$(py) examples/story.py $(ARGS)
 
 lora: $(VENV)/.installed-demo  ## fine-tune it with low-rank updates that keep its zeros; options in ARGS="..."
 	$(py) examples/lora.py $(ARGS)
