@@ -229,8 +229,6 @@ def recovered(
             answers = teacher(ids)
         return sf.recovery.kl(student(ids), answers)
 
-    for p in model.parameters():
-        p.requires_grad_(True)
     train(
         model,
         loss,
