@@ -75,8 +75,8 @@ def findings(report: Report) -> list[str]:
         f"{report['tokens']:,} tokens in {plan['steps']} steps: {dense['bits']:.3f} "
         "bits a byte of modules that were held out. Counts of single tokens reach "
         f"{counts['unigram']:.3f}, counts of pairs {counts['bigram']:.3f}.",
-        f"Width, depth and both keep {min(flops):.2%} to {max(flops):.2%} of its "
-        "FLOPs. "
+        f"Of its FLOPs width keeps {flops[0]:.2%}, depth {flops[1]:.2%} and both "
+        f"{flops[2]:.2%}. "
         f"2:4 keeps {found['2:4']['flops'] / dense['flops']:.2%}, counted with half of "
         "each matrix in the blocks: products of attention and the head stay whole.",
         f"After {plan['recover']} steps of distillation {best} is best, with "
