@@ -362,6 +362,9 @@ def run(plan: Plan, folder: Path) -> Found:
     for name in ("recover", "windows", "repeats"):
         del trained_as[name]
 
+    def scored(found: Found) -> Found:
+        return found | {"bits": bits(logits_of(found["model"]), text, plan)}
+
     def trained() -> Found:
         model = llama(plan)
         checkpoint = folder / "dense.checkpoint"
@@ -377,7 +380,7 @@ def run(plan: Plan, folder: Path) -> Found:
                 checkpoint=checkpoint,
                 about=trained_as,
             )
-        return {"model": model, "masks": None, "seconds before": before}
+        return scored({"model": model, "masks": None, "seconds before": before})
 
     dense = stage(folder / "dense.pt", trained_as, trained)
     (folder / "dense.checkpoint").unlink(missing_ok=True)
@@ -388,14 +391,12 @@ def run(plan: Plan, folder: Path) -> Found:
 
     def pruned(way: str) -> Found:
         if way == "2:4":
-            return two_of_four(model, ids, plan)
-        return without_units(model, way, ids, plan)
+            return scored(two_of_four(model, ids, plan))
+        return scored(without_units(model, way, ids, plan))
 
     def results(found: Found, before: Found) -> Found:
-        a_byte = [bits(logits_of(x["model"]), text, plan) for x in (before, found)]
-        return size_of(before, plan) | dict(
-            zip(("pruned", "bits"), a_byte, strict=True)
-        )
+        losses = {"pruned": before["bits"], "bits": found["bits"]}
+        return size_of(before, plan) | losses
 
     models = {"dense": model}
     seconds = {
@@ -412,7 +413,8 @@ def run(plan: Plan, folder: Path) -> Found:
 
         def more(before: Found = before, way: str = way) -> Found:
             with progress(plan.recover, f"recovery, {way}") as bar:
-                return recovered(model, copy.deepcopy(before), text, plan, bar)
+                learned = recovered(model, copy.deepcopy(before), text, plan, bar)
+            return scored(learned)
 
         after = stage(folder / f"{slug(way)}_recovered.pt", recovered_as, more)
         models[way] = after["model"].eval()
