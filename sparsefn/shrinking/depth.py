@@ -27,7 +27,7 @@ from sparsefn.shrinking.plan import (
 )
 from sparsefn.shrinking.residuals import Residual, are_zero, own_leaves, residuals
 from sparsefn.shrinking.trace import Example, Trace, shapes_of, traced
-from sparsefn.shrinking.values import module_of, opname
+from sparsefn.shrinking.values import module_of, opname, tensors_of
 from sparsefn.typing import Reduce
 
 By = Literal["branch", "module"]
@@ -262,13 +262,31 @@ class Layers:
         return self._left(self._gone(gone), unit, bits)
 
     def _left(self, lost: Set[int], unit: str, bits: int | None = None) -> int:
+        saved = self._live(set()) - self._live(lost)
         found = [
             (n, dims)
             for key, n, dims in summands(self.analysis, unit, bits)
-            if not self._holders(key) & lost
+            if key not in saved
         ]
         whole = collected(self.analysis, found, 8 if unit == "bytes" else 1)
         return whole.value([len(label) for label in whole.labels])
+
+    def _live(self, lost: Set[int]) -> set[fx.Node | str]:
+        # The operations that the outputs need without some layers, and the parameters
+        # that these read, by their first names: layers may share them.
+        graph = self.analysis.graph
+        first = {id(x): name for name, x in graph.named_parameters()}
+        held = tensors_of(graph)
+        skips = {one.sum: one.skip for i in lost for one in self.layers[i].branches}
+        live = set[fx.Node | str]()
+        for node in reversed(graph.graph.nodes):
+            if node not in live and not node.is_impure():
+                continue
+            if node.op == "get_attr":
+                name = first.get(id(held[str(node.target)]))
+                live |= set() if name is None else {name}
+            live.update([skips[node]] if node in skips else node.all_input_nodes)
+        return live
 
     def _holders(self, key: fx.Node | str) -> set[int]:
         # The layers that an operation or parameter is of, also as a part of a part.

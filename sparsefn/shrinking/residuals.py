@@ -214,28 +214,41 @@ def without_branches(
     that it then does not read.
 
     Tensors that the program did not read either stay, and so do all names of a tensor
-    that it reads by one of them. Without branches to remove it is the program itself.
+    that it reads by one of them, each with its node. Without branches to remove it is the program itself.
     """
     if not found:
         return program
     made = with_tensors(program)
     twins = dict(zip(program.graph.nodes, made.graph.nodes, strict=True))
-    read = {str(node.target) for node in made.graph.find_nodes(op="get_attr")}
     gone = set[fx.Node]()
     for one in reversed(found):
         if one.sum in gone:  # inside a branch that is gone
             continue
         twins[one.sum].replace_all_uses_with(twins[one.skip])
         for node in (one.sum, *sorted(one.own, reverse=True)):
-            made.graph.erase_node(twins[node])
             gone.add(node)
-    made.graph.eliminate_dead_code()
+            if node.op != "get_attr":
+                made.graph.erase_node(twins[node])
+    # masks and sizes are found by the first name of a tensor, which may have no reader
+    made.graph.eliminate_dead_code(lambda node: _holds(node) or node.is_impure())
+    unread = _read(program) - _read(made)
     held = tensors_of(made)
-    left = {str(node.target) for node in made.graph.find_nodes(op="get_attr")}
-    still_read = {id(held[name]) for name in left}
-    for name in read - left:
-        path, _, last = name.rpartition(".")
-        if isinstance(held[name], Tensor) and id(held[name]) not in still_read:
+    for node in made.graph.find_nodes(op="get_attr"):
+        if id(held[str(node.target)]) in unread:
+            made.graph.erase_node(node)
+            path, _, last = str(node.target).rpartition(".")
             delattr(made.get_submodule(path), last)
     made.recompile()
     return made
+
+
+def _holds(node: fx.Node) -> bool:
+    return node.op == "get_attr"
+
+
+def _read(program: fx.GraphModule) -> set[int]:
+    # The tensors that operations read, whichever of their names they read.
+    held = tensors_of(program)
+    nodes = program.graph.find_nodes(op="get_attr")
+    read = [held[str(node.target)] for node in nodes if node.users]
+    return {id(x) for x in read if isinstance(x, Tensor)}

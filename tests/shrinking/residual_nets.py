@@ -10,6 +10,7 @@ from tests.shrinking.small import drawn
 
 X = torch.linspace(-1, 1, 15).reshape(5, 3)
 IMAGE = torch.linspace(-1, 1, 2 * 3 * 64).reshape(2, 3, 8, 8).sin()
+WORDS = torch.tensor([[0, 1, 2], [2, 1, 0]])
 TOKENS = torch.linspace(-2, 2, 2 * 5 * 8).reshape(2, 5, 8).cos()
 
 
@@ -121,10 +122,11 @@ def removed(net, x, gone, **options):
 
 def check_equal(net, state, x, small):
     with torch.no_grad():
-        wanted = sf.modules.bake(net, state).double()(x.double())
-        got = small.double()(x.double())
+        given = x.double() if x.is_floating_point() else x
+        wanted = sf.modules.bake(net, state).double()(given)
+        got = small.double()(given)
         small.float()
-        whole = net.double()(x.double())
+        whole = net.double()(given)
         net.float()
     size = wanted.abs().max()
     assert (got - wanted).abs().max() <= 1e-10 * size
@@ -133,14 +135,40 @@ def check_equal(net, state, x, small):
 
 @st.composite
 def residual_nets(draw):
-    """A trunk of residual blocks of several kinds, some of them inside others."""
+    """A trunk of residual blocks of several kinds, some of them inside others, and
+    tensors that have several names.
+    """
+    ties = draw(st.sets(st.sampled_from(["head", "blocks", "buffer"])))
     kinds = draw(st.lists(st.sampled_from([*_KINDS]), min_size=2, max_size=5))
     inside = draw(st.lists(st.booleans(), min_size=len(kinds), max_size=len(kinds)))
     parts = []
     for kind, wrapped in zip(kinds, inside, strict=True):
         part = Of(kind)
         parts.append(Wrapped(part) if wrapped else part)
-    return nn.Sequential(nn.Linear(3, 4), *parts, nn.Linear(4, 2)).eval()
+    head = nn.Linear(4, 3, bias=False)
+    net = nn.Sequential(nn.Embedding(3, 4), *parts, Shift(), Shift(), head).eval()
+    if "head" in ties:
+        head.weight = net[0].weight
+    if "blocks" in ties:
+        first, *_, last = (
+            part.part if wrapped else part
+            for part, wrapped in zip(parts, inside, strict=True)
+        )
+        last.up.weight = first.up.weight
+    if "buffer" in ties:
+        net[-2].shift = net[-3].shift
+    return net
+
+
+class Shift(nn.Module):
+    """x + shift, a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("shift", torch.linspace(-1, 1, 4))
+
+    def forward(self, x):
+        return x + self.shift
 
 
 _KINDS = {
