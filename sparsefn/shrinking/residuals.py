@@ -214,7 +214,8 @@ def without_branches(
     that it then does not read.
 
     Tensors that the program did not read either stay, and so do all names of a tensor
-    that it reads by one of them, each with its node. Without branches to remove it is the program itself.
+    that it reads by one of them, each with its node. Without branches to remove it is
+    the program itself.
     """
     if not found:
         return program
