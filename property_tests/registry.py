@@ -44,6 +44,7 @@ GLOBAL, ERK, FLOOR = (
     sf.budgets.erk(),
     sf.budgets.global_(floor=0.45),
 )
+PAIRS = sf.budgets.in_multiples(sf.budgets.uniform(), 2)
 
 
 def quadratic(params: Tree, x: torch.Tensor) -> torch.Tensor:
@@ -269,6 +270,13 @@ ROWS = [
         "static erk",
         lambda s, key, _: sf.static(s, key=key, distribution=ERK),
         STATIC._replace(start="random", stochastic=True, permutes=False),
+    ),
+    Row(
+        "static in multiples",
+        lambda s, key, _: sf.static(
+            float(0.5 * s), init="magnitude", distribution=PAIRS
+        ),
+        STATIC._replace(pattern=LARGE, level=lambda s: lambda step: 0.5 * s),
     ),
     Row(
         "static global",
