@@ -280,7 +280,7 @@ class Layers:
         skips = {one.sum: one.skip for i in lost for one in self.layers[i].branches}
         live = set[fx.Node | str]()
         for node in reversed(graph.graph.nodes):
-            if node not in live and not node.is_impure():
+            if node not in live and node.op != "output":
                 continue
             if node.op == "get_attr":
                 name = first.get(id(held[str(node.target)]))
