@@ -1,4 +1,6 @@
-"""Frozen weights under drawn masks of n of m, whose chances train by their losses."""
+"""Frozen weights under masks of n of m that are drawn; the chances of masks train by
+losses.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from sparsefn._engine.numbers import Real, folded
+from sparsefn._engine.numbers import Real
 from sparsefn.algorithms.frame import (
     framed,
     own_key,
@@ -16,6 +18,7 @@ from sparsefn.algorithms.frame import (
     sparse_leaves,
     with_masks,
 )
+from sparsefn.algorithms.n_of_m import gumbel, prior_of, softmax
 from sparsefn.algorithms.processes import derived_view, refuse_shards
 from sparsefn.core import random
 from sparsefn.core.checks import check_call, described, is_int, number
@@ -27,14 +30,13 @@ from sparsefn.core.state import (
     everywhere,
     masks_tree,
 )
-from sparsefn.core.tree import Leaves, Tree, flatten, leaves_of
+from sparsefn.core.tree import Tree, flatten, leaves_of
 from sparsefn.core.tree.where import default_where
 from sparsefn.masks.patterns.kinds import Pattern, nm
 from sparsefn.masks.patterns.units import Units, from_rows, to_rows, units_of_leaves
 from sparsefn.masks.select import topk_mask
 
-_LEAST = 1e-8  # no chance is smaller, so that none dies out
-_EDGE = 1e-6  # draws stay this far from 0 and 1
+_LEAST = 1e-8  # no chance is smaller, so that every weight may still be drawn
 
 
 @described
@@ -112,7 +114,7 @@ def policy_masks(
         )
     if loss is not None:
         check_call("policy_masks's loss", loss, "grads")
-    first = number("scale of policy_masks", scale)
+    first_logit = number("scale of policy_masks", scale)
     number("decay of policy_masks", decay)
     seed = random.key(0) if key is None else key
 
@@ -121,15 +123,16 @@ def policy_masks(
         leaves = pattern.leaves_in(params, where)
         refuse_shards("policy_masks", leaves, "")
         units_of_leaves(pattern, leaves)  # raises for leaves that it does not fit
-        given = None if prior is None else flatten(prior)[0]
+        priors = None if prior is None else flatten(prior)[0]
         masks = {}
         for path, leaf in leaves.items():
-            if given is None:
+            if priors is None:
                 masks[path] = topk_mask(leaf.abs(), None, pattern=pattern)
             else:
-                masks[path] = _prior_of(path, leaf, given)
+                mask = prior_of("policy_masks", path, leaf, priors)
+                masks[path] = mask.to(torch.bool, copy=True)
         logits = {
-            path: (first * mask.double()).to(leaves[path].dtype)
+            path: (first_logit * mask.double()).to(leaves[path].dtype)
             for path, mask in masks.items()
         }
         device = next((leaf.device for leaf in leaves_of(params)), torch.device("cpu"))
@@ -145,12 +148,11 @@ def policy_masks(
             raise ValueError(
                 f"policy_masks: expected a loss that is a 0-d tensor, got {got}"
             )
-        residual: Tensor = value.double()
-        return residual
+        return value.double()
 
-    def next_baseline(state: State, residual: Tensor) -> Tensor:
+    def next_baseline(state: State, value: Tensor) -> Tensor:
         old: Tensor = state.scores["baseline"]
-        return decay * old + (1 - decay) * residual
+        return decay * old + (1 - decay) * value
 
     def update(state: State, grads: Tree, step: Step) -> State:
         baseline = next_baseline(state, loss_of(grads))
@@ -169,8 +171,8 @@ def policy_masks(
         return state._replace(scores={**state.scores, "latent": tree})
 
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
-        residual = loss_of(grads)
-        advantage = residual - next_baseline(state, residual)
+        value = loss_of(grads)
+        advantage = value - next_baseline(state, value)
         masks = sparse_leaves(state)[1]
         logits = state.scores["latent"]["logit"]
         slopes = {}
@@ -209,30 +211,17 @@ def _loss_leaf(grads: Tree) -> Tensor:
     return leaves["loss"]
 
 
-def _prior_of(path: str, leaf: Tensor, given: Leaves) -> Tensor:
-    if path not in given or given[path].shape != leaf.shape:
-        got = tuple(given[path].shape) if path in given else "none"
-        raise ValueError(
-            f"policy_masks: expected a prior mask of shape {tuple(leaf.shape)} at "
-            f"{path!r}, got {got}: choose the same leaves by where="
-        )
-    return given[path].to(leaf.device, torch.bool).clone()
-
-
 def _drawn(units: Units, logit: Tensor, key: Tensor) -> Tensor:
     # The n largest of log p + Gumbel noise are n draws without replacement.
     rows = to_rows(units, logit).detach().double()
     u = random.uniform_like(key, rows)
-    gumbel = -torch.log(-torch.log(u * (1 - 2 * _EDGE) + _EDGE))
-    score = torch.log(_chances(rows).movedim(0, -1)) + gumbel
+    score = torch.log(_chances(rows).movedim(0, -1)) + gumbel(u)
     return topk_mask(from_rows(units, score), None, pattern=units.pattern)
 
 
 def _chances(rows: Tensor) -> Tensor:
     # (m, groups)
-    x = rows.movedim(-1, 0)
-    exp = torch.exp(x - x.detach().amax(0))
-    return (exp / folded(exp)).clamp_min(_LEAST)
+    return softmax(rows).clamp_min(_LEAST)
 
 
 def log_chance(logits: Tensor, kept: Tensor, n: int) -> Tensor:
@@ -246,20 +235,22 @@ def log_chance(logits: Tensor, kept: Tensor, n: int) -> Tensor:
     """
     p = _chances(logits)
     flags = kept.movedim(-1, 0)
-    place = torch.where(flags, flags.cumsum(0), 0)
-    own = [torch.where(place == k + 1, p, 0.0).sum(0) for k in range(n)]
-    others = torch.where(flags, 0.0, p).sum(0)
-    # of each set of the kept ones: that they are the first ones drawn, in any order
-    first: dict[tuple[int, ...], Tensor] = {(): torch.ones_like(others)}
+    rank = torch.where(flags, flags.cumsum(0), 0)
+    p_kept = [torch.where(rank == k + 1, p, 0.0).sum(0) for k in range(n)]
+    p_others = torch.where(flags, 0.0, p).sum(0)
+    # by a set of kept weights: the chance that the first draws are this set, in any
+    # order. That of a larger set is a sum over the weight that is drawn last.
+    chance_of: dict[tuple[int, ...], Tensor] = {(): torch.ones_like(p_others)}
     for size in range(1, n + 1):
-        for chosen in combinations(range(n), size):
-            chance = torch.zeros_like(others)
-            for last in chosen:
-                before = tuple(k for k in chosen if k != last)
-                left = others
+        for drawn in combinations(range(n), size):
+            chance = torch.zeros_like(p_others)
+            for last in drawn:
+                before = tuple(k for k in drawn if k != last)
+                # 1 - the p of those before, as a sum, which cancels no digits
+                p_left = p_others
                 for k in range(n):
                     if k not in before:
-                        left = left + own[k]
-                chance = chance + first[before] * own[last] / left
-            first[chosen] = chance
-    return torch.log(first[tuple(range(n))])
+                        p_left = p_left + p_kept[k]
+                chance = chance + chance_of[before] * p_kept[last] / p_left
+            chance_of[drawn] = chance
+    return torch.log(chance_of[tuple(range(n))])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparsefn._engine.numbers import folded
 from sparsefn._engine.processes import check_plain
+from sparsefn.algorithms.n_of_m import gumbel, prior_of, softmax
 from sparsefn.algorithms.reparam.base import Reparametrisation
 from sparsefn.algorithms.reparam.gates import uniform_at
 from sparsefn.core import random
@@ -22,7 +23,6 @@ from sparsefn.core.tree import Leaves, Tree, flatten, wide
 from sparsefn.masks.patterns.kinds import Pattern, nm
 from sparsefn.masks.patterns.units import Units, from_rows, to_rows, units_of_leaves
 
-_EDGE = 1e-6  # draws stay this far from 0 and 1
 _SPREAD = 0.01  # the standard deviation of the first logits
 
 
@@ -95,7 +95,8 @@ def mask_choices(
             like = wide(leaf.new_empty(units.rows[0], len(choices)))
             logit = _SPREAD * random.normal_like(own, like)
             if prior is not None:
-                known = to_rows(units, _prior_of(path, leaf, priors)).to(logit.dtype)
+                mask = prior_of("mask_choices", path, leaf, priors)
+                known = to_rows(units, mask).to(logit.dtype)
                 masks = torch.tensor(choices, dtype=logit.dtype, device=leaf.device)
                 mean = sum(choices[0]) ** 2 / len(choices[0])
                 logit = logit + strength * _SPREAD * (known @ masks.T - mean)
@@ -108,9 +109,8 @@ def mask_choices(
         for path, units in units_of_leaves(pattern, base).items():
             logit = latents["logit"][path]
             u = uniform_at(step, key, path, logit).double()
-            gumbel = -torch.log(-torch.log(u * (1 - 2 * _EDGE) + _EDGE))
-            drawn = (times(step) * logit.double() + gumbel) / warmth(step)
-            soft = _mean_of(_choices(pattern, units), _softmax(drawn))
+            drawn = (times(step) * logit.double() + gumbel(u)) / warmth(step)
+            soft = _mean_of(_choices(pattern, units), softmax(drawn))
             w = wide(base[path])
             weight = w * from_rows(units, soft).to(w.dtype)
             weights[path] = weight.to(base[path].dtype)
@@ -140,23 +140,6 @@ def _choices(pattern: Pattern, units: Units) -> list[list[bool]]:
             f"weights of a group, such as nm(2, 4), got {pattern}"
         )
     return [[i in kept for i in range(m)] for kept in combinations(range(m), n)]
-
-
-def _prior_of(path: str, leaf: Tensor, priors: Leaves) -> Tensor:
-    if path not in priors or priors[path].shape != leaf.shape:
-        got = tuple(priors[path].shape) if path in priors else "none"
-        raise ValueError(
-            f"mask_choices: expected a prior mask of shape {tuple(leaf.shape)} at "
-            f"{path!r}, got {got}: choose the same leaves by where="
-        )
-    return priors[path].to(leaf.device)
-
-
-def _softmax(x: Tensor) -> Tensor:
-    # (masks, groups), with sums in one order for every layout
-    x = x.movedim(-1, 0)
-    exp = torch.exp(x - x.detach().amax(0))
-    return exp / folded(exp)
 
 
 def _mean_of(choices: list[list[bool]], shares: Tensor) -> Tensor:
