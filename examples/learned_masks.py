@@ -37,7 +37,7 @@ def batch_of(windows: Tensor, step: int) -> Tensor:
 
 
 def frozen_but(rate: float) -> Any:
-    """Adam for latents; what has no mask stays as it is."""
+    """Adam for latents that choose masks; leaves without a mask do not change."""
     return sf.optimizers.by_path(
         [("latent.*", sf.optimizers.adam(rate)), ("*", sf.optimizers.sgd(0.0))]
     )
@@ -46,12 +46,12 @@ def frozen_but(rate: float) -> Any:
 def by_gradients(
     algorithm: sf.Algorithm, model: nn.Module, windows: Tensor, steps: int
 ) -> sf.State:
-    """The settled state of an algorithm that trains on gradients."""
+    """The final state, with 2:4 masks, of an algorithm that trains on gradients."""
     state = algorithm.init(sf.modules.params_of(model))
     for step in range(steps):
         batch = batch_of(windows, step)
-        slope = torch.func.grad(lambda params, x=batch: prune.loss(model, params, x))
-        state = algorithm.update(state, slope(sf.effective(state)), step)
+        grad = torch.func.grad(lambda params, x=batch: prune.loss(model, params, x))
+        state = algorithm.update(state, grad(sf.effective(state)), step)
     return sf.settled(algorithm, state)
 
 
@@ -80,12 +80,13 @@ def prox_sparse(
 def maskpro(
     model: nn.Module, windows: Tensor, prior: sf.State, where: Any, steps: int
 ) -> sf.State:
-    """Masks that are drawn, and losses against the loss of Wanda's masks."""
+    """Draws of masks, scored by the loss minus the loss under Wanda's masks."""
     learned = sf.methods.maskpro(prior=prior.masks, axis=-1, where=where)
     algorithm = sf.with_optimizer(learned, sf.optimizers.sgd(50.0))
     params = sf.modules.params_of(model)
     state = algorithm.init({**params, "loss": torch.tensor(0.0)})
     first = sf.effective(prior)
+    # maskpro reads no gradient but the loss
     zeros = {path: torch.zeros(()).expand(leaf.shape) for path, leaf in params.items()}
     for step in range(steps):
         batch = batch_of(windows, step)

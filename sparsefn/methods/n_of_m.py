@@ -242,8 +242,9 @@ def prox_sparse(
             authors' models have 0.2 to 25.
         n: How many of every m weights are kept, 1 or 2.
         m: How many consecutive weights compete. The time of a step grows as m^4.
-        frozen: Factor of the frozen weight regulariser.
-        epsilon: Its epsilon, above 0.
+        frozen: Factor of the frozen weight regulariser, which keeps trained weights
+            near the first ones. 0: without it.
+        epsilon: Added to the size of the first weights in that regulariser, above 0.
         axis: The axis of the inputs: 1 in a linear layer and in a convolution, 0 in the
             Conv1D of transformers.
         where: Which leaves get masks. Other leaves train: give them the rate 0 with

@@ -19,7 +19,7 @@ from sparsefn.shrinking.permute import Permuted
 from sparsefn.shrinking.plan import taken
 from sparsefn.shrinking.shrink import Smaller
 
-_SECOND = re.compile(r":\d+$")  # of several tied sets with one first leaf
+_SET_NUMBER = re.compile(r":\d+$")  # of tied sets that have one first leaf
 Tree = TypeVar("Tree")  # any optree pytree of tensors
 
 
@@ -70,13 +70,13 @@ def carry(tree: Tree, made: Smaller | Permuted) -> Tree:
         carried = _with_names(carried, made.names)
     if isinstance(tree, State):
         own = params_of(made.module)
-        params = flatten(carried.params)
-        carried = carried._replace(params=params[1]([own[path] for path in params[0]]))
+        leaves, rebuild = flatten(carried.params)
+        carried = carried._replace(params=rebuild([own[path] for path in leaves]))
     return carried  # type: ignore[no-any-return]
 
 
 def _with_names(tree: Any, names: Mapping[str, str | None]) -> Any:
-    # With the new names in each dict that has tensors by their old ones.
+    # A tree whose dicts by old names of tensors have the new names.
     def renamed(part: Any) -> Any:
         if not isinstance(part, dict):
             return part
@@ -160,18 +160,19 @@ def _cut(path: str, x: Tensor, made: Smaller | Permuted) -> Tensor:
     parts = path.split(".")
     ends = (".".join(parts[i:]) for i in range(len(parts)))
     known = {**made.names, **made.kept}
-    name = next((end for end in ends if _SECOND.sub("", end) in known), None)
-    if name is None or not x.ndim or _SECOND.sub("", name) not in made.kept:
+    name = next((end for end in ends if _SET_NUMBER.sub("", end) in known), None)
+    if name is None or not x.ndim or _SET_NUMBER.sub("", name) not in made.kept:
         return x.clone()
-    old, indices = made.kept[_SECOND.sub("", name)]
-    if tuple(x.shape) != old or _SECOND.search(name):
+    old, indices = made.kept[_SET_NUMBER.sub("", name)]
+    if tuple(x.shape) != old or _SET_NUMBER.search(name):
         text = (
             f"carry: expected a tensor of the old shape {old} at {path!r}, got "
             f"{tuple(x.shape)}"
         )
-        units = (
-            "; a score of tied units is not cut: start its algorithm anew, from the "
-            "params of the smaller model"
-        )
-        raise ValueError(text + units * (x.ndim == 1))
+        if x.ndim == 1:
+            text += (
+                "; a score of tied units is not cut: start its algorithm anew, from "
+                "the params of the smaller model"
+            )
+        raise ValueError(text)
     return taken(x, indices)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
@@ -112,7 +112,7 @@ class Layers:
         lines = []
         for i, layer in enumerate(self.layers):
             head, _, rest = str(layer).partition(" weights")
-            flops = whole - self._left({i}, "flops")
+            flops = whole - self._cost_without({i}, "flops")
             lines.append(f"{i}: {head} weights and {flops} FLOPs{rest}")
         if self.stays:
             lines.append("stays:")
@@ -259,9 +259,9 @@ class Layers:
             ValueError: `unit` is another one, there is no such layer, or all go.
         """
         check_unit(unit, bits, False)
-        return self._left(self._gone(gone), unit, bits)
+        return self._cost_without(self._gone(gone), unit, bits)
 
-    def _left(self, lost: Set[int], unit: str, bits: int | None = None) -> int:
+    def _cost_without(self, lost: Set[int], unit: str, bits: int | None = None) -> int:
         saved = self._live(set()) - self._live(lost)
         found = [
             (n, dims)
@@ -288,8 +288,9 @@ class Layers:
             live.update([skips[node]] if node in skips else node.all_input_nodes)
         return live
 
-    def _holders(self, key: fx.Node | str) -> set[int]:
-        # The layers that an operation or parameter is of, also as a part of a part.
+    def _layers_of(self, key: fx.Node | str) -> set[int]:
+        # The layers with which an operation or parameter goes: its own, and those that
+        # hold this one.
         own = self._owners.get(key)
         if own is None:
             return set()
@@ -336,18 +337,18 @@ class Layers:
         names = self._width_names()
         sizes = {}
         channels = []
-        widths: Any = dict
+        width_scores: Callable[[], Mapping[str, Any]] | None = None
         if self.widths is not None:
             base = self.widths.priced("params", None, False, list(names.values()))
             sizes = dict(base.sizes)
-            widths = base.scores
+            width_scores = base.scores
             channels = [self.widths.channels[i] for i in names.values()]
         own_name = self._set_name(chosen, sizes)
         check_unit(unit, bits, compressed)
         parts = defaultdict[int, list[Any]](list)
         for key, n, dims in summands(self.analysis, unit, bits, compressed):
-            held = self._holders(key)
-            # what goes with the innermost layer that may go, or stays
+            held = self._layers_of(key)
+            # by the innermost layer that may go; -1 for what stays in any case
             may_go = sorted(held & {*chosen}, key=lambda i: len(self.layers[i].inside))
             parts[may_go[-1] if may_go else -1].append((n, dims))
         terms = {i: collected(self.analysis, found) for i, found in parts.items()}
@@ -374,7 +375,8 @@ class Layers:
                 leaves = [known[leaf].detach() for leaf in self.layers[i].leaves]
                 size = sum(float(x.abs().double().sum()) for x in leaves)
                 means.append(size / sum(x.numel() for x in leaves))
-            return {**widths(), own_name: np.array(means)}
+            of_widths = {} if width_scores is None else width_scores()
+            return {**of_widths, own_name: np.array(means)}
 
         return UnitCosts({**sizes, own_name: len(chosen)}, cost, scores)
 

@@ -22,7 +22,7 @@ from sparsefn.masks.patterns.kinds import Pattern, nm
 from sparsefn.masks.patterns.units import Units, from_rows, to_rows, units_of_leaves
 from sparsefn.masks.select import topk_mask
 
-# of z at Newton's steps: it rises to its full length, and stays there
+# The share of z that each of Newton's steps solves for: z rises, then stays whole.
 _SHARES = (0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
 
@@ -117,10 +117,11 @@ def _moved(units: Units, v: Tensor, n: int, strength: Real) -> Tensor:
     x = _proximal(z.detach(), n, factor.detach())
     if differentiated(z, factor):
         # One more step of Newton's method has the derivatives of the end of all steps.
+        # Its value is not taken: x - 0 keeps the bits of x.
         positive = (x > 0).to(x.dtype)
         stepped = torch.stack(_newton_step(x, z, n, factor, positive))
-        moves = (x > 0) & stepped.isfinite()
-        x = torch.where(moves, x - (stepped.detach() - stepped), x)
+        has_slope = (x > 0) & stepped.isfinite()
+        x = torch.where(has_slope, x - (stepped.detach() - stepped), x)
     size = back(x.movedim(0, -1), order)
     moved = torch.where(size == 0, 0.0, torch.sign(rows) * size)
     return from_rows(units, moved).to(v.dtype)
@@ -180,7 +181,7 @@ def _cost(x: Tensor, z: Tensor, n: int, strength: Tensor) -> Tensor:
 def _newton_step(
     x: Tensor, z: Tensor, n: int, strength: Tensor, free: Tensor
 ) -> list[Tensor]:
-    # Only rows move of which `free` is 1 and not 0.
+    # `free` is 1 for entries that may move, and 0 for others.
     one = torch.ones_like(x[0])
     places = range(len(x))
     downhill = []

@@ -66,7 +66,7 @@ def in_multiples(
     """
     if isinstance(of, Mapping):
         if not of:
-            raise ValueError("in_multiples: expected of for one glob or more, got {}")
+            raise ValueError("in_multiples: expected of to have a glob or more, got {}")
         for glob, number in of.items():
             check_int("in_multiples", f"of for {glob!r}", number, 1)
     else:
@@ -115,14 +115,16 @@ def _nearest(
     of: int | Mapping[str, int],
     globs: Sequence[str],
 ) -> list[int]:
+    # Below, an entry of a list is of a set of equal leaves, and counts units of all.
     steps = Steps.among(sizes, of, globs)
     every = list(sizes)
     names = [min(every[i] for i in members) for members in steps.members]
-    many = [len(members) for members in steps.members]
+    n_leaves = [len(members) for members in steps.members]
 
     def units(kept: Sequence[int]) -> list[int]:
-        # of all leaves that are equal
-        return [k * n for k, n in zip(many, steps.widths(kept), strict=True)]
+        return [
+            n * width for n, width in zip(n_leaves, steps.widths(kept), strict=True)
+        ]
 
     least = units([min(n, 1) for n in steps.sizes])
     rest = sum(asked) - sum(least)
@@ -131,20 +133,23 @@ def _nearest(
             f"in_multiples: expected {sum(least)} units or more, which is a multiple "
             f"of {of} for each leaf, got {sum(asked)}"
         )
+    # what each set wants of the total, where some get more than they asked for
     above = {}
     for name, members, low in zip(names, steps.members, least, strict=True):
         above[name] = max(sum(asked[i] for i in members) - low, 0)
     more = apportion(above, rest, above)
     wanted = [low + int(more[name]) for name, low in zip(names, least, strict=True)]
+    # the next lower multiples
     whole = units(steps.sizes)
     kept = []
     for i, last in enumerate(steps.sizes):
         if wanted[i] == whole[i]:
             kept.append(last)
         else:
-            kept.append(wanted[i] // (many[i] * steps.lengths[i]))
+            kept.append(wanted[i] // (n_leaves[i] * steps.lengths[i]))
     lower = units(kept)
     higher = units([n + 1 for n in kept])
+    # the next higher ones, first where the largest part of a multiple was lost
     lost = [
         (Fraction(lower[i] - wanted[i], higher[i] - lower[i]), names[i], i)
         for i in range(len(kept))

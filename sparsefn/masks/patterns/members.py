@@ -7,17 +7,17 @@ from typing import TypeAlias
 
 from sparsefn.core.checks import check_int, is_int, is_sequence, shown
 
-# (glob, dim, block, parts), or the unit of each index in the place of a block. Of a
-# whole leaf there is no dim: (glob, None, unit, how many units the set has).
+# One of three: (glob, dim, block, parts); (glob, dim, the unit of each index, 1); and
+# for a whole leaf (glob, None, its unit, how many units the set has).
 Member: TypeAlias = tuple[str, int | None, int | tuple[int, ...], int]
-# Members, or lists of them.
+# What users pass: a list of members, or a list of such lists.
 Members: TypeAlias = Sequence[
     Sequence[str | int | Sequence[str | int | Sequence[int] | None] | None]
 ]
 
 
 def family_of(given: Sequence[object]) -> tuple[Member, ...]:
-    """The members of the sets that one list of members makes.
+    """The members of the sets that one list of members makes, checked.
 
     >>> family_of([["a", None, 0], ["b", None, 1]])
     (('a', None, 0, 2), ('b', None, 1, 2))
@@ -73,17 +73,19 @@ def _member(given: object) -> Member:
 
 
 def _numbers(given: Sequence[object]) -> tuple[int, ...]:
-    numbers = tuple([number for number in given if is_int(number) and number >= -1])
-    if len(numbers) < len(given):
-        wrong = next(number for number in given if not is_int(number) or number < -1)
-        raise ValueError(
-            "tied: expected unit numbers from 0 on, and -1 for none, got "
-            f"{shown(wrong)}"
-        )
+    # The unit of each index of a dimension.
+    numbers = []
+    for number in given:
+        if not is_int(number) or number < -1:
+            raise ValueError(
+                "tied: expected unit numbers from 0 on, and -1 for none, got "
+                f"{shown(number)}"
+            )
+        numbers.append(number)
     missing = set(range(max(numbers, default=-1) + 1)).difference(numbers)
     if missing or not any(number >= 0 for number in numbers):
         raise ValueError(
             "tied: expected each unit among unit numbers, got none of unit "
             f"{min(missing, default=0)}"
         )
-    return numbers
+    return tuple(numbers)

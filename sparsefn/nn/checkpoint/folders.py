@@ -55,19 +55,19 @@ def stored_in(caller: str, folder: Path) -> dict[str, StoredTensor]:
             "model.save_pretrained, or copy all of it"
         )
     if single:
-        placed = None
+        file_of = None
     else:
-        placed = read_json(caller, folder / INDEX).get("weight_map", {})
+        file_of = read_json(caller, folder / INDEX).get("weight_map", {})
     found = {}
-    for file in [SINGLE] if placed is None else sorted({*placed.values()}):
+    for file in [SINGLE] if file_of is None else sorted({*file_of.values()}):
         with _opened(caller, folder / file) as inside:
             for name in inside.keys():  # noqa: SIM118
-                if placed is None or placed.get(name) == file:
+                if file_of is None or file_of.get(name) == file:
                     one = inside.get_slice(name)
                     found[name] = StoredTensor(
                         file, tuple(one.get_shape()), one.get_dtype()
                     )
-    lost = [name for name in placed or () if name not in found]
+    lost = [name for name in file_of or () if name not in found]
     if lost:
         raise ValueError(
             f"{caller}: {INDEX} names tensors that its files lack: {some(lost)}"

@@ -71,7 +71,8 @@ def read_legacy(folder: str | os.PathLike[str]) -> State:
         )
     path = Path(folder)
     stored = stored_in("read_legacy", path)
-    parts = _FORMATS[_format_in(read_json("read_legacy", path / "config.json"))]
+    format = _format_in(read_json("read_legacy", path / "config.json"))
+    parts = _FORMATS[format]
     files = {name: tensor.file for name, tensor in stored.items()}
     tensors = dict(read_tensors("read_legacy", path, files))
     params: dict[str, Tensor] = {}
@@ -90,10 +91,10 @@ def read_legacy(folder: str | os.PathLike[str]) -> State:
             )
         shape, values, bitmask, *offsets = (tensors.pop(name) for name in names)
         masks[leaf] = _mask_of(prefix, shape, bitmask)
-        for rows in offsets:
-            _check_offsets(prefix, rows, masks[leaf])
-        if not offsets:
+        if format == "sparse-24-bitmask":
             _check_two_of_four(prefix, masks[leaf])
+        else:
+            _check_offsets(prefix, offsets[0], masks[leaf])
         params[leaf] = _weights_of(prefix, values, masks[leaf])
     for leaf, tensor in tensors.items():
         params[leaf] = tensor
@@ -107,8 +108,9 @@ def read_legacy(folder: str | os.PathLike[str]) -> State:
 def _format_in(config: Mapping[str, Any]) -> str:
     # SparseML wrote `sparsity_config` itself, then inside of `compression_config`;
     # llm-compressor writes it inside of `quantization_config`.
-    said = config.get("quantization_config") or config.get("compression_config")
-    outer = said or config
+    outer = (
+        config.get("quantization_config") or config.get("compression_config") or config
+    )
     name = (outer.get("sparsity_config") or {}).get("format")
     if name not in _FORMATS:
         raise ValueError(

@@ -56,8 +56,8 @@ def layer_map(
             f"many as the teacher has, got {len(student)}"
         )
     if not removed:
-        places = [(m + 1) * len(teacher) // len(student) for m in range(len(student))]
-        return {path: teacher[n - 1] for path, n in zip(student, places, strict=True)}
+        ends = [(m + 1) * len(teacher) // len(student) - 1 for m in range(len(student))]
+        return {path: teacher[n] for path, n in zip(student, ends, strict=True)}
     unknown = [path for path in removed if path not in teacher]
     if unknown:
         raise ValueError(

@@ -58,14 +58,12 @@ def kl(
     """
     _check_same_shape("kl", student, teacher)
     _check_tokens("kl", tokens, student)
-    degree = number("temperature", temperature)
-    check_positive("kl: temperature", degree)
-    compared = None
-    if top is not None:
-        compared = _likeliest(teacher, top)
+    t = number("temperature", temperature)
+    check_positive("kl: temperature", t)
+    compared = None if top is None else _likeliest(teacher, top)
     student, teacher = _counted(student, teacher, tokens)
-    each = _divergence(student / degree, teacher / degree, compared)
-    return (degree * degree * _mean(each, tokens)).to(student.dtype)
+    each = _divergence(student / t, teacher / t, compared)
+    return (t * t * _mean(each, tokens)).to(student.dtype)
 
 
 def mean_square(

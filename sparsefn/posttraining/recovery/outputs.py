@@ -93,9 +93,10 @@ def _check_paths(module: nn.Module, paths: Sequence[str]) -> None:
     for path in paths:
         if path not in known:
             near = difflib.get_close_matches(str(path), known, 1) or known[:1]
+            example = f", such as {near[0]!r}" if near else ", which has none"
             raise ValueError(
-                f"outputs: the {type(module).__name__} has no layer {path!r}; it has "
-                f"such as {', '.join(map(repr, near))}"
+                "outputs: expected the path of a layer of the "
+                f"{type(module).__name__}{example}, got {path!r}"
             )
 
 

@@ -40,11 +40,11 @@ def refit(
         hessian: Symmetric tensor (in, in), as in `obs`.
         mask: Bool tensor (out, in) of the weights to keep.
         damp: Share of the mean of the hessian's diagonal that is added to the diagonal.
-            Without it, more inputs than kept columns are needed.
-        missing: Floating-point tensor (out, in), what the outputs lack: m'x summed over
-            tokens, for inputs x and numbers m that the outputs should have more.
-            Where later layers were removed, m is what they added, and the layer takes
-            it over. Default: nothing is missing.
+            Without it, the hessian needs more tokens than a row has kept columns.
+        missing: Floating-point tensor (out, in), for outputs that should become y + m:
+            the sum of m'x over tokens, where x are the inputs (tokens, in) and m is
+            (tokens, out). Where later layers were removed, m is what they added, and
+            this layer takes it over. Default: m is 0.
 
     Returns:
         The best of all weights that are 0 off the mask, with +0.0 there. Computed in
@@ -70,8 +70,8 @@ def refit(
 
     Rows with one mask are solved together, so that a mask that many rows share is
     cheap; rows that all differ cost a Cholesky factor of their kept columns each. Under
-    `vmap` the members are solved one after another; compiled code calls it. Both give
-    the same bits.
+    `vmap` the members are solved one after another; in compiled code it is one opaque
+    operator. Both give the same bits.
     """
     w, h = in_one_dtype("refit", weight, hessian)
     kept = check_kept("refit", mask, weight)
@@ -122,20 +122,22 @@ def solved(
     pull = (old - new) @ h  # what the kept weights of a row have to make up for
     if missing is not None:
         pull += missing.masked_fill(dead, 0.0)
-    masks, which = torch.unique(kept, dim=0, return_inverse=True)
-    mine = own(len(masks))
-    for i in mine:
+    masks, mask_of_row = torch.unique(kept, dim=0, return_inverse=True)
+    share_of_masks = own(len(masks))  # those that this process solves
+    for i in share_of_masks:
         at = masks[i].nonzero()[:, 0]
-        rows = (which == i).nonzero()[:, 0]
-        stays = len(at) == w.shape[1] and missing is None
-        if len(at) and not stays:
+        rows = (mask_of_row == i).nonzero()[:, 0]
+        is_solved = len(at) == w.shape[1] and missing is None
+        if len(at) and not is_solved:
             lower = factor_in_place(
                 f"refit, row {int(rows[0])}", h[at[:, None], at], share
             )
             new[rows[:, None], at] += torch.cholesky_solve(
                 pull[rows[:, None], at].T, lower
             ).T
-    solved_here = ((which >= mine.start) & (which < mine.stop)).nonzero()[:, 0]
+    solved_here = (
+        (mask_of_row >= share_of_masks.start) & (mask_of_row < share_of_masks.stop)
+    ).nonzero()[:, 0]
     places, rows = gathered(solved_here, new[solved_here])
     return new.index_copy(0, places, rows)
 

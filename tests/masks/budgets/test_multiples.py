@@ -205,7 +205,7 @@ def test_bad_arguments_are_refused():
         ValueError, match=r"in_multiples: expected of for '\*' >= 1, got 0"
     ):
         B.in_multiples(uniform, {"*": 0})
-    with pytest.raises(ValueError, match="in_multiples: expected of for one glob or"):
+    with pytest.raises(ValueError, match="in_multiples: expected of to have a glob or"):
         B.in_multiples(uniform, {})
     with pytest.raises(ValueError, match="in_multiples: no path matches 'c'; the path"):
         B.in_multiples(uniform, {"c": 2})(shapes, 0.5)

@@ -133,7 +133,9 @@ def test_of_a_layer_that_runs_several_times_the_last_output_is_given():
 
 def test_paths_that_do_not_fit():
     model = net()
-    with pytest.raises(ValueError, match="has no layer '1.2'; it has such as '1.*'$"):
+    with pytest.raises(
+        ValueError, match=r"a layer of the \w+, such as '1.*', got '1.2'$"
+    ):
         outputs(model, None, X, paths=["1.2"])
     text = "outputs: expected paths to be a list of paths of layers, got '1'"
     refused(TypeError, text, outputs, model, None, X, paths="1")
