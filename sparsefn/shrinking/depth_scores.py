@@ -4,7 +4,6 @@ loses without it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from sparsefn.nn.modules import as_call, inner_module
+from sparsefn.posttraining.calibration import angle_of, influence_of
 from sparsefn.shrinking.depth import Layers
 from sparsefn.shrinking.trace import Example, isolated, shapes_of, where_it_lies
 from sparsefn.shrinking.values import in_its_order
@@ -62,7 +62,7 @@ def influence(
     for states in _states("influence", layers, model, batches):
         count += 1
         for i, (before, after) in enumerate(states):
-            sums[i] += 1 - _cosines(before, after, dim).mean()
+            sums[i] += influence_of(before, after, dim=dim)
     return sums / _some("influence", count)
 
 
@@ -137,8 +137,7 @@ def angular_distance(
             if last:
                 before = before[..., -1:, :]
                 after = after[..., -1:, :]
-            cosines = _cosines(before, after, -1).clamp(-1, 1)
-            sums[i] += cosines.arccos().mean() / math.pi
+            sums[i] += angle_of(before, after)
     return sums / _some("angular_distance", count)
 
 
@@ -221,15 +220,6 @@ def _some(name: str, count: int) -> int:
     if not count:
         raise ValueError(f"{name}: expected at least one batch, got none")
     return count
-
-
-def _cosines(a: Tensor, b: Tensor, dim: int) -> Tensor:
-    a = a.cpu().double()
-    b = b.cpu().double()
-    sizes = a.norm(dim=dim) * b.norm(dim=dim)
-    both_zero = (a == 0).all(dim) & (b == 0).all(dim)
-    made = (a * b).sum(dim) / torch.where(sizes == 0, 1, sizes)
-    return torch.where(both_zero, 1.0, made)
 
 
 def _states(

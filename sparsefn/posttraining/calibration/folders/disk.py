@@ -136,6 +136,26 @@ def write_whole(file: Path, write: Callable[[Path], object]) -> None:
 
 
 @contextmanager
+def in_the_name_of(caller: str) -> Iterator[None]:
+    """While it is entered, errors of the parts that functions of folders share begin
+    with the name of the function that was called.
+
+    >>> with in_the_name_of("drop_layers"):
+    ...     raise ValueError("stream: expected a folder")
+    Traceback (most recent call last):
+        ...
+    ValueError: drop_layers: expected a folder
+    """
+    try:
+        yield
+    except (TypeError, ValueError, OSError) as error:
+        own, colon, rest = str(error).partition("stream: ")
+        if own or not colon:
+            raise
+        raise type(error)(f"{caller}: {rest}") from error.__cause__
+
+
+@contextmanager
 def naming(file: Path) -> Iterator[None]:
     """While it is entered, an OSError says which file could not be written, and what to
     do.

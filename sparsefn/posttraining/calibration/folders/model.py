@@ -158,7 +158,7 @@ def open_folder(
             for name, param in matching("blocks", block, params).items()
             if param.ndim > 1
         ]
-        own = {_part_of(name, every) for name in chosen}
+        own = {part_of_name(name, every) for name in chosen}
         if len(own) != 1 or OUTSIDE in own:
             raise ValueError(
                 "stream: expected each block to be in one layer of a list "
@@ -210,7 +210,7 @@ def _lists_of_layers(model: nn.Module) -> dict[str, nn.Module]:
 def _by_part(leaves: Iterable[Leaf], order: Sequence[str]) -> dict[str, list[Leaf]]:
     found: dict[str, list[Leaf]] = {path: [] for path in [OUTSIDE, *order]}
     for leaf in leaves:
-        own = {_part_of(name, order) for name in leaf.names}
+        own = {part_of_name(name, order) for name in leaf.names}
         if len(own) > 1:
             raise ValueError(
                 "stream: expected the leaves of a layer to be its own, but "
@@ -221,7 +221,12 @@ def _by_part(leaves: Iterable[Leaf], order: Sequence[str]) -> dict[str, list[Lea
     return found
 
 
-def _part_of(name: str, parts: Iterable[str]) -> str:
+def part_of_name(name: str, parts: Iterable[str]) -> str:
+    """The path of the part that a tensor is in; "" where it is outside of all parts.
+
+    >>> part_of_name("layers.1.weight", ["layers.0", "layers.1"])
+    'layers.1'
+    """
     return next((path for path in parts if is_inside(name, path)), OUTSIDE)
 
 
@@ -465,9 +470,11 @@ def check_part(
             )
 
 
-def finish(folder: ModelFolder, out: Path) -> None:
-    """Copy the other files, write the index, without which the folder is no model, and
-    remove what the run kept.
+def finish(
+    folder: ModelFolder, out: Path, config: Mapping[str, Any] | None = None
+) -> None:
+    """Copy the other files, write the config where it is another one, and the index,
+    without which the folder is no model, and remove what the run kept.
 
     >>> import tempfile
     >>> with (
@@ -489,8 +496,9 @@ def finish(folder: ModelFolder, out: Path) -> None:
                 (to := out / file.relative_to(folder.path)).parent.mkdir(exist_ok=True)
                 write_whole(to, partial(shutil.copyfile, file))
     said = read_json("stream", folder.path / "config.json")
-    if without_sparsity(said) != said:
-        write_json(out / "config.json", without_sparsity(said))
+    now = without_sparsity(said) if config is None else config
+    if now != said:
+        write_json(out / "config.json", now)
     placed = dict[str, str]()
     size = 0
     for path, leaves in folder.leaves.items():

@@ -144,13 +144,8 @@ def stream(
     """
     check_call("prune", prune, "stats")
     names = names_of(of)
-    calls = _calls(batches)
-    counted = [None] * len(calls) if tokens is None else list(tokens)
-    if len(counted) != len(calls):
-        raise ValueError(
-            f"stream: expected a tensor of tokens for each of {len(calls)} batches, "
-            f"got {len(counted)}"
-        )
+    calls = calls_of(batches)
+    counted = tokens_of_calls(tokens, len(calls))
     if recover is not None:
         check_call("recover", recover, "state", "errors")
         if place()[1] > 1:
@@ -163,13 +158,9 @@ def stream(
     )
     target = Path(out)
     first = place()[0] == 0
-    device = next(x.device for x in leaves_of(calls[0]) if isinstance(x, Tensor))
+    device = device_of(calls)
     with agreement(everyone()):
-        if Path(folder).resolve() == target.resolve():
-            raise ValueError(
-                f"stream: expected another folder to write to, got {os.fspath(out)!r} "
-                "twice"
-            )
+        check_other_folder(Path(folder), target)
         source = open_folder(Path(folder), blocks, make, device)
         data = list(zip(calls, counted, strict=True))
         check_data("stream", source.model.module, data)
@@ -186,7 +177,7 @@ def stream(
         with agreement(everyone()):
             if first:  # for all processes of the run
                 stack.enter_context(only_run_in(target))
-                _check_read(journal_in(target, run), source, device)
+                check_read(journal_in(target, run), source, device)
         with agreement(everyone()):
             journal = journal_in(target, run)
         if len(journal.parts) < len(source.leaves) or not (target / INDEX).exists():
@@ -211,7 +202,26 @@ def stream(
     }
 
 
-def _calls(batches: Sequence[Example]) -> list[Call]:
+def check_other_folder(folder: Path, out: Path) -> None:
+    """Raise ValueError where a folder is the new one, too.
+
+    >>> check_other_folder(Path("model"), Path("./model"))
+    Traceback (most recent call last):
+        ...
+    ValueError: stream: expected another folder to write to, got 'model' twice
+    """
+    if folder.resolve() == out.resolve():
+        raise ValueError(
+            f"stream: expected another folder to write to, got {os.fspath(out)!r} twice"
+        )
+
+
+def calls_of(batches: Sequence[Example]) -> list[Call]:
+    """The calls that batches stand for, a batch for each process or more.
+
+    >>> calls_of([(torch.ones(1),)])
+    [((tensor([1.]),), {})]
+    """
     if isinstance(batches, Tensor | Mapping | str):
         kind = type(batches).__name__
         raise TypeError(
@@ -234,8 +244,48 @@ def _calls(batches: Sequence[Example]) -> list[Call]:
     return calls
 
 
-def _check_read(journal: Journal, folder: ModelFolder, device: torch.device) -> None:
-    # What was read for the parts that are done must be what is there now.
+def device_of(calls: Sequence[Call]) -> torch.device:
+    """The device of the first tensor of calls.
+
+    >>> device_of([((torch.ones(1),), {})])
+    device(type='cpu')
+    """
+    return next(x.device for x in leaves_of(calls[0]) if isinstance(x, Tensor))
+
+
+def tokens_of_calls(
+    tokens: Sequence[Tensor] | None, count: int
+) -> list[Tensor | None]:
+    """Which tokens count in each of so many calls; None where all do.
+
+    >>> tokens_of_calls(None, 2)
+    [None, None]
+    """
+    counted = [None] * count if tokens is None else list(tokens)
+    if len(counted) != count:
+        raise ValueError(
+            f"stream: expected a tensor of tokens for each of {count} batches, got "
+            f"{len(counted)}"
+        )
+    return counted
+
+
+def check_read(journal: Journal, folder: ModelFolder, device: torch.device) -> None:
+    """Raise ValueError where what was read for the parts that are done is not what is
+    there now.
+
+    >>> from sparsefn.nn.modules.wrappers import Named
+    >>> folder = ModelFolder(
+    ...     Path("."), {}, Named.of(torch.nn.Module()), [], {}, {"": []}
+    ... )
+    >>> journal = Journal(Path("out"), {}, (Part("another", {}),))
+    >>> check_read(journal, folder, torch.device("cpu"))
+    Traceback (most recent call last):
+        ...
+    ValueError: stream: expected the run that was killed in 'out', but the weights of
+    'the embeddings and head' are others now: go on with the same, or give another
+    folder out
+    """
     for path, part in zip(folder.leaves, journal.parts, strict=False):
         if folder.load(path, device)[1] != part.digest:
             raise ValueError(
