@@ -244,7 +244,14 @@ def _states(
         call = where_it_lies(own, as_call(batch))
         with isolated():
             run.run(*in_its_order(program, call))
-        yield [(run.before[i], run.after[i]) for i in range(len(layers))]
+        states = []
+        for i in range(len(layers)):
+            before = run.before[i]
+            after = run.after[i]
+            if after.numel() == before.numel():  # some layers flatten the tokens
+                after = after.reshape(before.shape)
+            states.append((before, after))
+        yield states
 
 
 class _Watched(fx.Interpreter):

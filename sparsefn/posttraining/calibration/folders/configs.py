@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 from sparsefn.posttraining.calibration.folders.disk import write_json
-from sparsefn.posttraining.calibration.folders.model import empty_model, part_of_name
+from sparsefn.posttraining.calibration.folders.model import empty_model
 
 Config = dict[str, Any]
 _PLAIN = (bool, int, float, str, type(None))
+_FOLDER = "name_or_path"  # an attribute that says where the model is from
 _TRIES = 64  # models that are made in search of a config
 
 
@@ -51,13 +52,26 @@ class Cut(NamedTuple):
         >>> cut.moved("layers.3.weight"), cut.moved("layers.1"), cut.moved("head")
         ('layers.1.weight', None, 'head')
         """
-        own = part_of_name(name, [f"{self.path}.{i}" for i in range(self.before)])
-        if not own:
+        place = self.place(name)
+        if place is None:
             return name
-        place = int(own.rpartition(".")[2])
         if place not in self.kept:
             return None
-        return f"{self.path}.{self.kept.index(place)}{name[len(own) :]}"
+        rest = name.removeprefix(f"{self.path}.{place}")
+        return f"{self.path}.{self.kept.index(place)}{rest}"
+
+    def place(self, name: str) -> int | None:
+        """The place of the layer that a module or tensor is in; None outside of the
+        list.
+
+        >>> cut = Cut("layers", 4, (0, 3))
+        >>> cut.place("layers.3.weight"), cut.place("layers")
+        (3, None)
+        """
+        start = f"{self.path}."
+        if not name.startswith(start):
+            return None
+        return int(name.removeprefix(start).partition(".")[0])
 
 
 def smaller_config(
@@ -85,7 +99,12 @@ def smaller_config(
 
 def _without(config: Config, model: nn.Module, cut: Cut) -> tuple[Config, nn.Module]:
     name = type(model).__name__
-    by_place = [key for key, value in config.items() if "layer_idx" in key and value]
+    said = {**_as_dict(getattr(model, "config", None)), **config}
+    by_place = [
+        place[-1]
+        for place, value in _entries(said)
+        if "layer_idx" in place[-1] and value
+    ]
     if by_place and cut.kept != tuple(range(len(cut.kept))):
         raise ValueError(
             "stream: expected layers that compute the same in another place, but "
@@ -94,7 +113,7 @@ def _without(config: Config, model: nn.Module, cut: Cut) -> tuple[Config, nn.Mod
         )
     why = ""
     tried: list[Config] = []
-    for small_config in _candidates(config, getattr(model, "config", None), cut):
+    for small_config in _candidates(config, said, cut):
         if small_config in tried:
             continue
         if len(tried) == _TRIES:
@@ -131,9 +150,9 @@ Place = tuple[str, ...]
 Change = tuple[Place, Any]
 
 
-def _candidates(config: Config, whole: object, cut: Cut) -> Iterator[Config]:
-    # The likely ones first: a number of layers named so, with all lists by layer.
-    said = {**_as_dict(whole), **config}
+def _candidates(config: Config, said: Config, cut: Cut) -> Iterator[Config]:
+    # The likely ones first: a number of layers named so, with all lists by layer. What
+    # is said besides the file are defaults.
     places = list(_entries(said))
     numbers = [
         (place, value)
@@ -141,9 +160,7 @@ def _candidates(config: Config, whole: object, cut: Cut) -> Iterator[Config]:
         if type(value) is int and 0 < value <= cut.before
     ]
     numbers.sort(key=lambda one: (one[1] != cut.before, "layer" not in one[0][-1]))
-    main = [
-        (place, len(cut.kept)) for place, value in numbers if value == cut.before
-    ]
+    main = [(place, len(cut.kept)) for place, value in numbers if value == cut.before]
     others = [
         (place, cut.count(value)) for place, value in numbers if value != cut.before
     ]
@@ -173,26 +190,45 @@ def _entries(config: Config, above: Place = ()) -> Iterator[Change]:
 
 
 def _lists_by_layer(places: Sequence[Change], cut: Cut) -> Iterator[list[Change]]:
-    # Ways to change the lists with an entry for each layer, and lists of layers.
-    named = []
-    listed = []
-    every = []
+    # Ways to change the lists with an entry for each layer, and the lists of layers.
+    likely: list[Change] = []
+    listed: list[Change] = []
+    every: list[Change] = []
     for place, value in places:
         if not isinstance(value, list | tuple):
             continue
-        by_name = "layer" in place[-1] or "block" in place[-1]
-        shorter = [value[i] for i in cut.kept] if len(value) == cut.before else None
-        if shorter is not None:
-            every.append((place, shorter))
-        if _are_layers(value, cut.before) and by_name:
-            left = [cut.kept.index(i) for i in value if i in cut.kept]
-            listed.append((place, left))
-            named.append((place, left if shorter is None else shorter))
-        elif shorter is not None and (by_name or _are_kinds(value)):
-            listed.append((place, shorter))
-            named.append((place, shorter))
-    for ways in (named, listed, every, []):
-        yield [*ways]
+        is_named = "layer" in place[-1] or "block" in place[-1]
+        runs = _expanded(value)
+        shorter: list[Any] | None = None
+        if len(value) == cut.before:
+            shorter = [value[i] for i in cut.kept]
+        elif len(runs) == cut.before:
+            shorter = [[[runs[i]], 1] for i in cut.kept]
+        layers: list[Any] | None = None
+        if is_named and _are_layers(value, cut.before):
+            layers = [cut.kept.index(i) for i in value if i in cut.kept]
+        known = shorter if is_named or runs or _are_kinds(value) else None
+        for way, choices in (
+            (likely, [known, layers]),
+            (listed, [layers, known]),
+            (every, [shorter]),
+        ):
+            new = next((choice for choice in choices if choice is not None), None)
+            if new is not None:
+                way.append((place, new))
+    yield from (likely, listed, every, [])
+
+
+def _expanded(value: Sequence[Any]) -> list[Any]:
+    # The entries of [[entries, how many times], ...], as GPT-Neo writes kinds.
+    found: list[Any] = []
+    for one in value:
+        match one:
+            case [list(entries), int(times)]:
+                found += entries * times
+            case _:
+                return []
+    return found
 
 
 def _are_layers(value: Sequence[Any], total: int) -> bool:
@@ -225,7 +261,9 @@ def difference(model: nn.Module, small: nn.Module, cut: Cut) -> str:
     """What of a smaller model is not as in the model; empty where nothing is.
 
     >>> make = torch.nn.Linear
-    >>> model = torch.nn.ModuleDict({"x": torch.nn.ModuleList([make(2, 2), make(2, 3)])})
+    >>> model = torch.nn.ModuleDict(
+    ...     {"x": torch.nn.ModuleList([make(2, 2), make(2, 3)])}
+    ... )
     >>> small = torch.nn.ModuleDict({"x": torch.nn.ModuleList([make(2, 2)])})
     >>> difference(model, small, Cut("x", 2, (1,)))
     "'x.0.weight' has the shape (2, 2), and had (3, 2)"
@@ -252,9 +290,7 @@ def difference(model: nn.Module, small: nn.Module, cut: Cut) -> str:
         if shapes[0] != shapes[1]:
             return f"{name!r} has the shape {shapes[0]}, and had {shapes[1]}"
     for path, part in got.items():
-        own = part_of_name(path, [f"{cut.path}.{i}" for i in range(len(cut.kept))])
-        place = int(own.rpartition(".")[2]) if own else None
-        key = _changed(vars(wanted[path]), vars(part), cut, place)
+        key = _changed(vars(wanted[path]), vars(part), cut, cut.place(path))
         if key:
             return f"{key!r} of {path!r} is another"
         for name, buffer in part._buffers.items():
@@ -280,8 +316,13 @@ def _changed(
     for key, value in new.items():
         was = old.get(key)
         if isinstance(value, list | tuple) and isinstance(was, list | tuple):
-            alike = _are_alike(list(was), list(value), cut)
-        elif isinstance(value, _PLAIN):
+            if not all(isinstance(one, _PLAIN) for one in (*was, *value)):
+                continue
+            left = [was[i] for i in cut.kept] if len(was) == cut.before else was
+            # outside of layers, such as the kinds of them that there are
+            some = place is None and {*value} <= {*was}
+            alike = some or list(value) in (list(was), list(left))
+        elif isinstance(value, _PLAIN) and key != _FOLDER:
             alike = type(was) is type(value) and was == value
         else:
             continue
@@ -294,11 +335,3 @@ def _changed(
         if not alike:
             return key
     return ""
-
-
-def _are_alike(old: list[Any], new: list[Any], cut: Cut) -> bool:
-    if not all(isinstance(one, _PLAIN) for one in (*old, *new)):
-        return True
-    if old == new:
-        return True
-    return len(old) == cut.before and new == [old[i] for i in cut.kept]

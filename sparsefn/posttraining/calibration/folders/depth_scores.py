@@ -140,7 +140,7 @@ def layer_scores(
         names a quarter of them, which `drop_layers` leaves out of a new folder.
 
     Raises:
-        OSError: The disk is full.
+        OSError: The disk is full: make room, and call again.
         TypeError: `batches` is no list, or `make` gives no module.
         ValueError: The folder is as `stream` refuses it, the model does not call its
             layers one after the other, or a layer gives hidden states that are not
@@ -163,13 +163,9 @@ def layer_scores(
         device = device_of(calls)
         with agreement(everyone()):
             source = open_folder(Path(folder), None, make, device)
-        check_data(
-            "layer_scores", source.model.module, zip(calls, counted, strict=True)
-        )
-        with (
-            tempfile.TemporaryDirectory() as work,
-            agreement(everyone()),
-        ):
+            data = zip(calls, counted, strict=True)
+            check_data("layer_scores", source.model.module, data)
+        with tempfile.TemporaryDirectory() as work, agreement(everyone()):
             scratch = Path(work, "calls")
             scratch.mkdir()
             try:
@@ -180,6 +176,12 @@ def layer_scores(
                     "layer_scores: expected layers that run one after the other, but "
                     f"{error}: score the model in memory, with sf.shrinking.influence"
                 ) from None
+            except OSError as error:
+                raise OSError(
+                    "layer_scores: the activations could not be kept in "
+                    f"{work!r}: {error.__cause__ or error}. Make room, or name another "
+                    "folder by TMPDIR, and call again"
+                ) from error
             every = _of_all(found)
     total = functools.reduce(operator.add, every)
     return LayerScores(

@@ -158,7 +158,7 @@ def open_folder(
             for name, param in matching("blocks", block, params).items()
             if param.ndim > 1
         ]
-        own = {part_of_name(name, every) for name in chosen}
+        own = {_part_of(name, every) for name in chosen}
         if len(own) != 1 or OUTSIDE in own:
             raise ValueError(
                 "stream: expected each block to be in one layer of a list "
@@ -210,7 +210,7 @@ def _lists_of_layers(model: nn.Module) -> dict[str, nn.Module]:
 def _by_part(leaves: Iterable[Leaf], order: Sequence[str]) -> dict[str, list[Leaf]]:
     found: dict[str, list[Leaf]] = {path: [] for path in [OUTSIDE, *order]}
     for leaf in leaves:
-        own = {part_of_name(name, order) for name in leaf.names}
+        own = {_part_of(name, order) for name in leaf.names}
         if len(own) > 1:
             raise ValueError(
                 "stream: expected the leaves of a layer to be its own, but "
@@ -221,12 +221,7 @@ def _by_part(leaves: Iterable[Leaf], order: Sequence[str]) -> dict[str, list[Lea
     return found
 
 
-def part_of_name(name: str, parts: Iterable[str]) -> str:
-    """The path of the part that a tensor is in; "" where it is outside of all parts.
-
-    >>> part_of_name("layers.1.weight", ["layers.0", "layers.1"])
-    'layers.1'
-    """
+def _part_of(name: str, parts: Iterable[str]) -> str:
     return next((path for path in parts if is_inside(name, path)), OUTSIDE)
 
 

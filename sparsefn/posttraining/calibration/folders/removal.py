@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from sparsefn._engine.processes import agreement
-from sparsefn.nn.checkpoint.folders import INDEX, read_json, some, stored_in
+from sparsefn.nn.checkpoint.folders import read_json, some, stored_in
 from sparsefn.nn.distributed.ends import everyone
 from sparsefn.nn.modules.wrappers import Named
 from sparsefn.posttraining.calibration.folders.configs import Cut, smaller_config
@@ -78,13 +77,13 @@ def drop_layers(
             differ in shape by a rule. The class has no list of layers, or is none of
             transformers. Something differs from the run that was killed.
 
-    In memory is one layer at a time. Layers are found as in `stream`, which prunes what
-    is left: `stream(out, prune, batches, another)`. The new config is the one with
-    which the class makes the model that is left: all modules, their shapes, buffers and
-    plain attributes, but for the numbers of layers. **Killed at any moment**, the same
-    call goes on, with the same bits, and until all is written the folder has no index,
-    so that nothing loads it. Of several processes of `torch.distributed` the first one
-    writes.
+    In memory is one layer at a time, or the leaves outside of all layers. Layers are
+    found as in `stream`, which prunes what is left: `stream(out, prune, batches,
+    another)`. The new config is the one with which the class makes the model that is
+    left: all modules, their shapes, buffers and plain attributes, but for the numbers
+    of layers. **Killed at any moment**, the same call goes on, with the same bits, and
+    until all is written the folder has no index, so that nothing loads it. Of several
+    processes of `torch.distributed` the first one writes.
 
     Men et al. 2024, arXiv 2403.03853; Gromov et al. 2024, arXiv 2403.17887.
     """
@@ -226,13 +225,10 @@ def _write(
     }
     journal = journal_in(out, run)
     check_read(journal, kept, _CPU)
-    if len(journal.parts) < len(left.leaves) or not (out / INDEX).exists():
-        pairs = list(zip(kept.leaves, left.leaves, strict=True))
-        for path, new in pairs[len(journal.parts) :]:
-            weights, digest = read_leaves(kept.path, kept.stored, kept.leaves[path])
-            moved: dict[str, Tensor] = {
-                str(names[name]): x for name, x in weights.items()
-            }
-            write_part(left, out, new, moved)
-            journal = journal.done(Part(digest, {}))
+    parts = list(zip(kept.leaves, left.leaves, strict=True))
+    for path, new in parts[len(journal.parts) :]:
+        weights, digest = read_leaves(kept.path, kept.stored, kept.leaves[path])
+        moved = {str(names[name]): x for name, x in weights.items()}
+        write_part(left, out, new, moved)
+        journal = journal.done(Part(digest, {}))
     finish(left, out, config)

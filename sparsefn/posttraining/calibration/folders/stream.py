@@ -253,15 +253,15 @@ def device_of(calls: Sequence[Call]) -> torch.device:
     return next(x.device for x in leaves_of(calls[0]) if isinstance(x, Tensor))
 
 
-def tokens_of_calls(
-    tokens: Sequence[Tensor] | None, count: int
-) -> list[Tensor | None]:
+def tokens_of_calls(tokens: Sequence[Tensor] | None, count: int) -> list[Tensor | None]:
     """Which tokens count in each of so many calls; None where all do.
 
     >>> tokens_of_calls(None, 2)
     [None, None]
     """
-    counted = [None] * count if tokens is None else list(tokens)
+    counted: list[Tensor | None] = [None] * count
+    if tokens is not None:
+        counted = [*tokens]
     if len(counted) != count:
         raise ValueError(
             f"stream: expected a tensor of tokens for each of {count} batches, got "
