@@ -32,7 +32,7 @@ def fraction(text: str) -> float:
     """An argparse type: neither dense nor empty."""
     if not 0 < float(text) < 1:
         raise argparse.ArgumentTypeError(
-            f"expected a fraction of zeros between 0 and 1, got {text}"
+            f"expected a fraction between 0 and 1, got {text}"
         )
     return float(text)
 

@@ -5,6 +5,8 @@ of its layers in memory at a time.
         --text calibration.txt --out PRUNED
     python examples/prune_llm.py FOLDER --method sparsegpt --sparsity 2:4 \
         --text *.txt --out PRUNED --eval held.txt
+    python examples/prune_llm.py FOLDER --layers 0.25 --score influence \
+        --text calibration.txt --out SHORTER --eval held.txt
 
 FOLDER is what `save_pretrained` writes, with a tokenizer; PRUNED is one, too, and
 `from_pretrained` loads it. A run that was killed goes on at the layer where it was, if
@@ -14,12 +16,20 @@ is loaded.
 
 Weights compete inside of their output with wanda and owl, inside of their tensor with
 the others. owl prunes as wanda, less where a block has more outliers, for which it
-loads the whole model once. magnitude reads no text; the errors of the blocks do. Needs
-transformers and safetensors.
+loads the whole model once. magnitude reads no text; the errors of the blocks do.
+
+With `--layers` that fraction of whole layers goes first: those that change the hidden
+states least, one by one (influence) or as one span (angular). With `--method` or
+`--sparsity` too, what is left is pruned; until that is done, the model without the
+layers is in PRUNED.layers. dropped_layers.json in the new folder says which layers
+went. Needs transformers and safetensors.
 """
 
 import argparse
 import functools
+import hashlib
+import json
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -28,7 +38,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from _options import Kept, at_least, level
+from _options import Kept, at_least, fraction, level
 from _tables import aligned
 from safetensors import safe_open
 from torch import Tensor
@@ -37,7 +47,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import sparsefn as sf
 
 METHODS = ("wanda", "sparsegpt", "ria", "owl", "magnitude")
+SCORES = ("influence", "angular")
 Stats = Mapping[str, Mapping[str, Tensor]]
+DROPPED = "dropped_layers.json"  # in the new folder: which layers went, and why
 LONGEST = 2048  # tokens in a window, where the model takes as many
 
 
@@ -232,6 +244,69 @@ def prune(
     return Pruned(errors, time.perf_counter() - begin)
 
 
+def shorten(
+    folder: Path,
+    out: Path,
+    share: float,
+    score: str,
+    windows: Tensor,
+    size: int = 1,
+) -> dict[str, Any]:
+    """Write the model in a folder without some of its layers to a new folder: what was
+    measured of the layers, and which of them went.
+
+    A folder that the same call has finished is taken as it is.
+    """
+    about = {
+        "folder": str(folder.resolve()),
+        "share": share,
+        "score": score,
+        "windows": hashlib.sha256(windows.numpy().tobytes()).hexdigest(),
+    }
+    note = out / DROPPED
+    if note.exists():
+        before: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))
+        if before["about"] == about:
+            return before
+    batches = [{"input_ids": batch} for batch in windows.split(size)]
+    scores = sf.calibration.layer_scores(folder, batches)
+    dropped = scores.lowest(share, score)
+    if not dropped:
+        raise ValueError(
+            f"--layers: {share:g} of {len(scores.layers)} layers are none: give a "
+            "larger fraction"
+        )
+    sf.calibration.drop_layers(folder, dropped, out)
+    found = {
+        "about": about,
+        "layers": list(scores.layers),
+        "influence": scores.influence.tolist(),
+        "angular": scores.angles.diagonal().tolist(),
+        "dropped": dropped,
+    }
+    note.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def check_new(out: Path) -> None:
+    """Raise ValueError where a folder is a whole model already."""
+    if (out / "model.safetensors.index.json").exists() and not (
+        out / ".stream"
+    ).exists():
+        raise ValueError(
+            f"expected {str(out)!r} to be new or a run that was killed, got a model"
+        )
+
+
+def layer_table(found: Mapping[str, Any]) -> str:
+    """What was measured of the layers, and which of them went."""
+    rows = []
+    for i, path in enumerate(found["layers"]):
+        numbers = [f"{found[score][i]:.4f}" for score in ("influence", "angular")]
+        rows.append((path, *numbers, "dropped" if path in found["dropped"] else ""))
+    return aligned(("layer", "influence", "angular", ""), rows, left=1)
+
+
 def perplexity(folder: Path, tokens: Tensor, length: int, size: int = 1) -> float:
     """The perplexity of a text by the model in a folder."""
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
@@ -260,12 +335,24 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("folder", type=Path, help="what save_pretrained wrote, with a tokenizer")
-    add("--method", choices=METHODS, default="wanda", help="default: wanda")
+    add(
+        "--layers",
+        type=fraction,
+        metavar="FRACTION",
+        help="of whole layers, which go first (default: none)",
+    )
+    add(
+        "--score",
+        choices=SCORES,
+        help="which layers go: those of the lowest block influence, or the span with "
+        "the smallest angular distance (default: influence)",
+    )
+    add("--method", choices=METHODS, help="default: wanda, or none with --layers alone")
     add(
         "--sparsity",
         type=level,
-        default=level("0.5"),
-        help="fraction of zeros, or n:m: n of each m stay (default: 0.5)",
+        help="fraction of zeros, or n:m: n of each m stay (default: 0.5, or none with "
+        "--layers alone)",
     )
     add(
         "--text",
@@ -309,6 +396,14 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add("--seed", type=int, default=0, help="which windows are drawn (default: 0)")
     chosen = parser.parse_args(argv)
+    if chosen.score and not chosen.layers:
+        parser.error("argument --score: expected --layers, the fraction of layers")
+    chosen.prunes = bool(chosen.method or chosen.sparsity or not chosen.layers)
+    chosen.score = chosen.score or "influence"
+    chosen.method = chosen.method or "wanda"
+    chosen.sparsity = chosen.sparsity or level("0.5")
+    if chosen.keep and not chosen.prunes:
+        parser.error("argument --keep: expected --method or --sparsity with --layers")
     if chosen.method == "owl" and chosen.sparsity.pattern is not None:
         parser.error(
             "argument --sparsity: owl spreads a fraction of zeros over blocks, and "
@@ -335,8 +430,37 @@ def run(chosen: argparse.Namespace) -> None:
         raise ValueError(
             f"--eval: expected a text of two tokens or more, got {len(held)}"
         )
+    folders = {"before": chosen.folder}
+    whole = chosen.folder
+    if chosen.layers:
+        whole = chosen.out
+        if chosen.prunes:
+            check_new(chosen.out)
+            whole = chosen.out.with_name(f"{chosen.out.name}.layers")
+        found = shorten(
+            chosen.folder, whole, chosen.layers, chosen.score, windows, chosen.batch
+        )
+        gone = len(found["dropped"])
+        print(f"{layer_table(found)}\n\n{gone} of {len(found['layers'])} layers went\n")
+        folders["without these layers"] = whole
+    if chosen.prunes:
+        folders["after"] = chosen.out
+        pruned(chosen, whole, windows)
+    print(f"wrote {chosen.out}")
+    if held is not None:
+        values = [
+            f"{perplexity(at, held, length, chosen.batch):.3f} {when}"
+            for when, at in folders.items()
+        ]
+        print(f"perplexity of {len(held):,} tokens: {', '.join(values)}")
+    if chosen.layers and chosen.prunes:
+        shutil.rmtree(whole)
+
+
+def pruned(chosen: argparse.Namespace, folder: Path, windows: Tensor) -> None:
+    """Prune the model in a folder and print how far its blocks moved."""
     done = prune(
-        chosen.folder,
+        folder,
         chosen.out,
         chosen.method,
         chosen.sparsity,
@@ -354,16 +478,6 @@ def run(chosen: argparse.Namespace) -> None:
         f"\n{none:,} of {total:,} entries of matrices, embeddings included, are zero; "
         f"{done.seconds:.1f} seconds"
     )
-    print(f"wrote {chosen.out}")
-    if held is not None:
-        before, after = (
-            perplexity(at, held, length, chosen.batch)
-            for at in (chosen.folder, chosen.out)
-        )
-        print(
-            f"perplexity of {len(held):,} tokens: {before:.3f} before, {after:.3f} "
-            "after"
-        )
 
 
 def main() -> None:

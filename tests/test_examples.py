@@ -208,13 +208,11 @@ def test_sparsities_are_sorted_and_taken_once(
         (["--steps=many"], "argument --steps: invalid integer value: 'many'"),
         (
             ["--sparsity", "0.9", "1.0"],
-            "argument --sparsity: expected a fraction of zeros between 0 and 1, got "
-            "1.0",
+            "argument --sparsity: expected a fraction between 0 and 1, got 1.0",
         ),
         (
             ["--sparsity=nan"],
-            "argument --sparsity: expected a fraction of zeros between 0 and 1, got "
-            "nan",
+            "argument --sparsity: expected a fraction between 0 and 1, got nan",
         ),
         (["--methods", "rigl", "snip"], "argument --methods: invalid choice: 'snip'"),
         ([f"--out={__file__}"], "argument --out: "),

@@ -175,6 +175,93 @@ def test_weights_that_are_stored_the_other_way_are_pruned_along_their_inputs(
     assert ((model.transformer.h[1].attn.c_attn.weight != 0).sum(0) == 16).all()
 
 
+def deeper(tiny: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Writes a model of four layers over the folder's."""
+    monkeypatch.setattr(tiny, "LAYERS", 4)
+    (folder / "model.safetensors").unlink()
+    tiny.llama(0).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("score", ["influence", "angular"])
+def test_whole_layers_go(
+    called: Any,
+    tiny: ModuleType,
+    folder: Path,
+    score: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    deeper(tiny, monkeypatch, folder)
+    text = folder.parent / "text.txt"
+    called("--layers=0.5", f"--score={score}", "--eval", str(text))
+    out = folder.parent / "out"
+    printed = capsys.readouterr().out
+    assert "\n2 of 4 layers went\n" in printed and printed.count("  dropped\n") == 2
+    assert " before, " in printed and " without these layers\n" in printed
+    assert "change of its outputs" not in printed
+    found = json.loads((out / "dropped_layers.json").read_text())
+    places = [found["layers"].index(path) for path in found["dropped"]]
+    if score == "influence":
+        order = sorted(range(4), key=lambda i: found["influence"][i])
+        assert places == sorted(order[:2])
+    else:
+        assert places[1] == places[0] + 1
+    kept = [i for i in range(4) if i not in places]
+    old, new = matrices(folder), matrices(out)
+    assert len(new) == 2 * 7
+    for name, x in new.items():
+        parts = name.split(".")
+        parts[2] = str(kept[int(parts[2])])
+        assert torch.equal(x, old[".".join(parts)])
+    assert not out.with_name("out.layers").exists()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(out)
+    ids = torch.arange(6)[None]
+    new_ids = loaded.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert new_ids.shape == (1, 10)
+
+
+def test_layers_go_before_a_method_prunes_and_a_killed_run_goes_on(
+    called: Any,
+    tiny: ModuleType,
+    example: ModuleType,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    deeper(tiny, monkeypatch, folder)
+    out = folder.parent / "out"
+    arguments = ["--layers=0.25", "--method=sparsegpt", "--sparsity=2:4"]
+    pruner = example.pruner
+
+    def dying(*given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(example, "pruner", dying)
+    with pytest.raises(KeyboardInterrupt):
+        called(*arguments)
+    monkeypatch.setattr(example, "pruner", pruner)
+    assert (out.with_name("out.layers") / "dropped_layers.json").exists()
+
+    def unscored(*given: Any) -> Any:
+        raise AssertionError("the layers were scored before")
+
+    monkeypatch.setattr(sf.calibration, "layer_scores", unscored)
+    capsys.readouterr()
+    called(*arguments, "--eval", str(folder.parent / "text.txt"))
+    printed = capsys.readouterr().out
+    assert "\n1 of 4 layers went\n" in printed and "\nmodel.layers.2.*" in printed
+    assert " before, " in printed and " without these layers, " in printed
+    assert not out.with_name("out.layers").exists()
+    new = matrices(out)
+    assert len(new) == 3 * 7
+    assert all(2 * int((x != 0).sum()) == x.numel() for x in new.values())
+    with pytest.raises(SystemExit):
+        called(*arguments)
+    assert "to be new or a run that was killed, got a model" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
 def test_weights_that_are_named_stay_dense(called: Any, folder: Path) -> None:
     called("--keep", "*.q_proj.weight", "*.layers.0.*")
     dense = {name for name, x in matrices(folder.parent / "out").items() if x.all()}
@@ -218,7 +305,7 @@ def test_what_is_wrong_is_told_without_a_traceback(
         (
             ("--sparsity=50",),
             {},
-            "expected a fraction of zeros between 0 and 1, got 50",
+            "expected a fraction between 0 and 1, got 50",
         ),
         (("--sparsity=5:4",), {}, "expected n <= m, got n=5, m=4"),
         (("--sparsity=2:5",), {}, "divisible by 5"),
@@ -231,6 +318,14 @@ def test_what_is_wrong_is_told_without_a_traceback(
         (("--out", str(folder)), {}, "expected another folder to write to"),
         (("--keep", "*.nothing"), {}, "--keep: no weight matches '*.nothing'"),
         (("--length=17",), {}, "--length: the model takes 16 tokens, got 17"),
+        (("--layers=1",), {}, "--layers: expected a fraction between 0 and 1, got 1"),
+        (("--layers=0.2",), {}, "--layers: 0.2 of 2 layers are none: give a larger"),
+        (("--score=angular",), {}, "--score: expected --layers, the fraction of"),
+        (
+            ("--layers=0.5", "--keep", "*"),
+            {},
+            "--keep: expected --method or --sparsity with --layers",
+        ),
     ):
         with pytest.raises(SystemExit) as ended:
             called(*more, **changes)

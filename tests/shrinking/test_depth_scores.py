@@ -63,6 +63,35 @@ def test_influence_of_channels():
     torch.testing.assert_close(got[0].item(), 1 - cosine.mean().item())
 
 
+class Flat(nn.Module):
+    """Adds what it computes from a list of all tokens, as OPT does."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = x + self.up(x)
+        rows = x.reshape(-1, 8)
+        return (rows + self.down(rows)).reshape(x.shape)
+
+
+def test_layers_may_flatten_the_tokens():
+    net = nn.Sequential(Flat(), Flat()).eval()
+    x = torch.randn(2, 3, 8)
+    layers = sf.shrinking.layers(net, x, by="module")
+    assert len(layers) == 2
+    with torch.no_grad():
+        states = states_of(net, x)
+    influence = sf.shrinking.influence(layers, net, [x])
+    angles = sf.shrinking.angular_distance(layers, net, [x], span=2)
+    for i in range(2):
+        wanted = sf.calibration.influence_of(states[i], states[i + 1])
+        torch.testing.assert_close(influence[i], wanted)
+    wanted = sf.calibration.angle_of(states[0][:, -1], states[2][:, -1])
+    torch.testing.assert_close(angles[0], wanted)
+
+
 def test_a_layer_that_adds_nothing_has_no_influence():
     net = mlp(3)
     nn.init.zeros_(net[2].down.weight)

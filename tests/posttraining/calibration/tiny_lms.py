@@ -68,6 +68,25 @@ def opt(layers=3):
     return transformers.OPTForCausalLM(config)
 
 
+def neox(layers=3):
+    config = transformers.GPTNeoXConfig(num_hidden_layers=layers, **SIZES)
+    return transformers.GPTNeoXForCausalLM(config)
+
+
+def qwen_moe(layers=4):
+    """Layer 1 has an MLP, the others have experts."""
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+        "mlp_only_layers": [1],
+        "num_key_value_heads": 2,
+    }
+    config = transformers.Qwen2MoeConfig(num_hidden_layers=layers, **SIZES, **experts)
+    return transformers.Qwen2MoeForCausalLM(config)
+
+
 def t5():
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
     return transformers.T5ForConditionalGeneration(
@@ -82,7 +101,7 @@ def folder_of(make, path, dtype=torch.float32, **sizes):
     with torch.no_grad():  # transformers starts biases and norms alike
         for param in model.parameters():
             param.add_(0.05 * torch.randn_like(param))
-    model.save_pretrained(path, max_shard_size="30KB")
+    model.save_pretrained(path, max_shard_size="30KB", save_original_format=False)
     return path
 
 

@@ -258,6 +258,10 @@ def _pair(
         )
     if counted is None:
         return before, after
+    if not bool(counted.any()):
+        raise ValueError(
+            "layer_scores: expected tokens that count in each batch, but one has none"
+        )
     return before[counted], after[counted]
 
 
