@@ -5,6 +5,7 @@ way.
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -329,7 +330,9 @@ class Plain(transformers.PreTrainedModel):
 
 
 def test_a_class_without_a_list_of_layers_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(transformers, "Plain", Plain, raising=False)
+    # it takes its own place there once more of it is loaded
+    module = sys.modules["transformers"]
+    monkeypatch.setattr(module, "Plain", Plain, raising=False)
     Plain(transformers.LlamaConfig()).save_pretrained(tmp_path / "plain")
     with pytest.raises(
         ValueError,
