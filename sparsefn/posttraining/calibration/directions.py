@@ -48,7 +48,7 @@ def angle_of(before: Tensor, after: Tensor) -> Tensor:
         after: Tensor of the same shape, what leaves the last of them.
 
     Returns:
-        A 0-d float64 tensor on the CPU, in half turns: from 0 for equal directions to 1
+        A 0-d float64 tensor on the CPU in half turns, from 0 for equal directions to 1
         for opposite ones. Zeros are as in `influence_of`.
 
     Raises:

@@ -190,7 +190,7 @@ def check_data(
         )
     ids = list[Tree]()
     for call, tokens in data:
-        given = by_name(module, call)
+        given = arguments_by_name(module, call)
         if tokens is None:
             _check_masks(what, module, given)
             ids += [x for name, x in given.items() if name.endswith("input_ids")]
@@ -265,10 +265,10 @@ def _shapes(given: Mapping[str, Tree]) -> list[torch.Size]:
     return [x.shape[:2] for x in tensors if isinstance(x, Tensor)]
 
 
-def by_name(module: nn.Module, call: Call) -> dict[str, Tree]:
+def arguments_by_name(module: nn.Module, call: Call) -> dict[str, Tree]:
     """The arguments of a call by their names, those without a keyword first.
 
-    >>> by_name(torch.nn.Linear(2, 1), ((torch.ones(2),), {}))
+    >>> arguments_by_name(torch.nn.Linear(2, 1), ((torch.ones(2),), {}))
     {'input': tensor([1., 1.])}
     """
     return (

@@ -84,7 +84,7 @@ def smaller_config(
     >>> sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
     >>> model = LlamaForCausalLM(
     ...     LlamaConfig(num_hidden_layers=2, vocab_size=8, **sizes)
-    ... )
+    ... ).eval()
     >>> said = {**model.config.to_dict(), "architectures": ["LlamaForCausalLM"]}
     >>> config, small = smaller_config(said, model, [Cut("model.layers", 2, (1,))])
     >>> config["num_hidden_layers"], len(small.model.layers)
@@ -124,7 +124,7 @@ def _without(config: Config, model: nn.Module, cut: Cut) -> tuple[Config, nn.Mod
         except Exception as error:  # a config that its class refuses
             why = why or f"{type(error).__name__}: {error}"
             continue
-        found = difference(model, small, cut)
+        found = first_difference(model, small, cut)
         if not found:
             return small_config, small
         why = why or found
@@ -257,7 +257,7 @@ def _with(config: Config, said: Config, changes: Sequence[Change]) -> Config:
 # ---- comparison ----------------------------------------------------------------------
 
 
-def difference(model: nn.Module, small: nn.Module, cut: Cut) -> str:
+def first_difference(model: nn.Module, small: nn.Module, cut: Cut) -> str:
     """What of a smaller model is not as in the model; empty where nothing is.
 
     >>> make = torch.nn.Linear
@@ -265,9 +265,9 @@ def difference(model: nn.Module, small: nn.Module, cut: Cut) -> str:
     ...     {"x": torch.nn.ModuleList([make(2, 2), make(2, 3)])}
     ... )
     >>> small = torch.nn.ModuleDict({"x": torch.nn.ModuleList([make(2, 2)])})
-    >>> difference(model, small, Cut("x", 2, (1,)))
+    >>> first_difference(model, small, Cut("x", 2, (1,)))
     "'x.0.weight' has the shape (2, 2), and had (3, 2)"
-    >>> difference(model, small, Cut("x", 2, (0,)))
+    >>> first_difference(model, small, Cut("x", 2, (0,)))
     ''
 
     Tensors must have their shapes and buffers their values. Plain attributes must be

@@ -30,13 +30,13 @@ from sparsefn.posttraining.calibration.folders.disk import in_the_name_of
 from sparsefn.posttraining.calibration.folders.model import open_folder
 from sparsefn.posttraining.calibration.folders.resume import Runs
 from sparsefn.posttraining.calibration.folders.stream import (
-    calls_of,
+    batch_calls,
     device_of,
     share,
     tokens_of_calls,
 )
 from sparsefn.posttraining.calibration.inputs import (
-    by_name,
+    arguments_by_name,
     check_data,
     without_fusion,
 )
@@ -158,7 +158,7 @@ def layer_scores(
     Men et al. 2024, arXiv 2403.03853, eq. 1; Gromov et al. 2024, arXiv 2403.17887.
     """
     with in_the_name_of("layer_scores"):
-        calls = calls_of(batches)
+        calls = batch_calls(batches)
         counted = tokens_of_calls(tokens, len(calls))
         device = device_of(calls)
         with agreement(everyone()):
@@ -234,7 +234,7 @@ def _floats(tree: Tree) -> list[Tensor]:
 def _hidden(part: nn.Module, call: Call) -> list[Tensor]:
     # The floats that a layer takes, by the order of its arguments. A layer may write
     # into what enters it.
-    given: Mapping[str, Any] = by_name(part, call)
+    given: Mapping[str, Any] = arguments_by_name(part, call)
     return [x.clone() for arg in given.values() for x in _floats(arg)][:1]
 
 

@@ -144,7 +144,7 @@ def stream(
     """
     check_call("prune", prune, "stats")
     names = names_of(of)
-    calls = calls_of(batches)
+    calls = batch_calls(batches)
     counted = tokens_of_calls(tokens, len(calls))
     if recover is not None:
         check_call("recover", recover, "state", "errors")
@@ -216,10 +216,10 @@ def check_other_folder(folder: Path, out: Path) -> None:
         )
 
 
-def calls_of(batches: Sequence[Example]) -> list[Call]:
+def batch_calls(batches: Sequence[Example]) -> list[Call]:
     """The calls that batches stand for, a batch for each process or more.
 
-    >>> calls_of([(torch.ones(1),)])
+    >>> batch_calls([(torch.ones(1),)])
     [((tensor([1.]),), {})]
     """
     if isinstance(batches, Tensor | Mapping | str):

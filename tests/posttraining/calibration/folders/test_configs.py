@@ -7,7 +7,7 @@ from torch import nn
 
 from sparsefn.posttraining.calibration.folders.configs import (
     Cut,
-    difference,
+    first_difference,
     smaller_config,
 )
 
@@ -169,7 +169,7 @@ def test_the_file_says_which_layers_stay(name, path, kept, changes):
     assert said == before
     assert {k: v for k, v in config.items() if said.get(k) != v} == changes
     assert len(small.get_submodule(path)) == len(kept)
-    assert difference(model, small, Cut(path, 4, kept)) == ""
+    assert first_difference(model, small, Cut(path, 4, kept)) == ""
 
 
 @pytest.mark.deep
@@ -266,7 +266,7 @@ def test_every_difference_is_told():
         (nn.Linear(2, 2), "'items.1' is a Linear, and was a Scaled"),
     ):
         small = listed(first, second, depth=2, kinds=[2])
-        assert difference(whole, small, cut) == text
+        assert first_difference(whole, small, cut) == text
     good = Scaled(3.0, 1, shift=1.0)
     for small, text in (
         (listed(first, good, good, depth=2), "'items.2' is new"),
@@ -274,4 +274,4 @@ def test_every_difference_is_told():
         (listed(first, good, depth=1), "'depth' of '' is another"),
         (listed(first, good, kinds=[3]), "'kinds' of '' is another"),
     ):
-        assert difference(whole, small, cut) == text
+        assert first_difference(whole, small, cut) == text
