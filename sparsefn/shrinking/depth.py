@@ -289,8 +289,8 @@ class Layers:
         return live
 
     def _layers_of(self, key: fx.Node | str) -> set[int]:
-        # The layers with which an operation or parameter goes: its own, and those that
-        # hold this one.
+        # The layers with which an operation or parameter goes: its own layer, and the
+        # layers that hold this layer.
         own = self._owners.get(key)
         if own is None:
             return set()

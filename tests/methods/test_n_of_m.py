@@ -109,15 +109,20 @@ def test_maskllm_finds_the_masks_of_a_small_layer_that_trying_all_finds():
     torch.testing.assert_close(loss(sf.effective(settled)["w"]), best)
 
 
+def choices_of_ten_steps():
+    """The reparametrisation of `maskllm(steps=10)`."""
+    return sf.reparam.mask_choices(
+        scale=sf.schedules.linear_decay(100.0, 10, 500.0),
+        temperature=sf.schedules.linear_decay(4.0, 10, 0.05),
+    )
+
+
 def test_maskllm_has_the_gradient_of_the_loss_of_the_paper():
     algorithm = sf.methods.maskllm(steps=10, norm=0.5)
     weight = torch.randn(4, 8)
     state = algorithm.init({"w": weight})
     upstream = torch.randn(4, 8)
-    choices = sf.reparam.mask_choices(
-        scale=sf.schedules.linear_decay(100.0, 10, 500.0),
-        temperature=sf.schedules.linear_decay(4.0, 10, 0.05),
-    )
+    choices = choices_of_ten_steps()
     latents = state.scores["latent"]
 
     def paper(logit):
@@ -135,10 +140,7 @@ def test_maskllm_without_norm_has_the_gradient_of_its_choices_alone():
     algorithm = sf.methods.maskllm(steps=10, norm=0.0)
     state = algorithm.init({"w": torch.randn(4, 8)})
     upstream = torch.randn(4, 8)
-    choices = sf.reparam.mask_choices(
-        scale=sf.schedules.linear_decay(100.0, 10, 500.0),
-        temperature=sf.schedules.linear_decay(4.0, 10, 0.05),
-    )
+    choices = choices_of_ten_steps()
     latents = state.scores["latent"]
 
     def paper(logit):

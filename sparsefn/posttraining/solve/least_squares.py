@@ -123,7 +123,7 @@ def solved(
     if missing is not None:
         pull += missing.masked_fill(dead, 0.0)
     masks, mask_of_row = torch.unique(kept, dim=0, return_inverse=True)
-    share_of_masks = own(len(masks))  # those that this process solves
+    share_of_masks = own(len(masks))  # of this process
     for i in share_of_masks:
         at = masks[i].nonzero()[:, 0]
         rows = (mask_of_row == i).nonzero()[:, 0]

@@ -28,9 +28,10 @@ _TRIES = 64  # models that are made in search of a config
 class Cut(NamedTuple):
     """A list of layers that loses some.
 
-    path: The path of the list.
-    before: How many layers it has.
-    kept: The places of those that stay.
+    Attributes:
+        path: The path of the list.
+        before: How many layers it has.
+        kept: The places of the layers that stay.
     """
 
     path: str
