@@ -231,7 +231,9 @@ def without_branches(
             if node.op != "get_attr":
                 made.graph.erase_node(twins[node])
     # masks and sizes are found by the first name of a tensor, which may have no reader
-    made.graph.eliminate_dead_code(lambda node: _holds(node) or node.is_impure())
+    made.graph.eliminate_dead_code(
+        lambda node: node.op == "get_attr" or node.is_impure()
+    )
     unread = _read(program) - _read(made)
     held = tensors_of(made)
     for node in made.graph.find_nodes(op="get_attr"):
@@ -241,10 +243,6 @@ def without_branches(
             delattr(made.get_submodule(path), last)
     made.recompile()
     return made
-
-
-def _holds(node: fx.Node) -> bool:
-    return node.op == "get_attr"
 
 
 def _read(program: fx.GraphModule) -> set[int]:

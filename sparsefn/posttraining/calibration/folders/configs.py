@@ -72,7 +72,7 @@ class Cut(NamedTuple):
         start = f"{self.path}."
         if not name.startswith(start):
             return None
-        return int(name.removeprefix(start).partition(".")[0])
+        return int(name.removeprefix(start).split(".")[0])
 
 
 def smaller_config(
@@ -160,7 +160,7 @@ def _candidates(config: Config, said: Config, cut: Cut) -> Iterator[Config]:
         for place, value in places
         if type(value) is int and 0 < value <= cut.before
     ]
-    numbers.sort(key=lambda one: (one[1] != cut.before, "layer" not in one[0][-1]))
+    numbers = sorted(numbers, key=lambda one: "layer" not in one[0][-1])
     main = [(place, len(cut.kept)) for place, value in numbers if value == cut.before]
     others = [
         (place, cut.count(value)) for place, value in numbers if value != cut.before

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, distributed, nn
 
 from sparsefn._engine.processes import agreement
-from sparsefn.core.checks import check_sparsity
-from sparsefn.core.checks.rounding import rounded
+from sparsefn.core.checks import check_sparsity, rounded
 from sparsefn.core.tree import Tree, leaves_of
+from sparsefn.masks.select import topk_mask
 from sparsefn.nn.distributed.ends import everyone
 from sparsefn.nn.modules.calls import Call, Example, quiet_call
 from sparsefn.posttraining.calibration.cache import (
@@ -98,8 +98,10 @@ class LayerScores(NamedTuple):
         if not count:
             return []
         if score == "influence":
-            order = self.influence.sort(stable=True).indices[:count]
-            return [self.layers[i] for i in sorted(order.tolist())]
+            lowest = topk_mask(-self.influence, count).tolist()
+            return [
+                path for path, goes in zip(self.layers, lowest, strict=True) if goes
+            ]
         spans = self.angles.diagonal(count - 1).nan_to_num(torch.inf)
         start = int(spans.argmin())
         if spans[start] == torch.inf:

@@ -149,8 +149,9 @@ def in_the_name_of(caller: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, OSError) as error:
-        own, colon, rest = str(error).partition("stream: ")
-        if own or not colon:
+        text = str(error)
+        rest = text.removeprefix("stream: ")
+        if rest == text:
             raise
         raise type(error)(f"{caller}: {rest}") from error.__cause__
 
