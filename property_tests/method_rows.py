@@ -278,6 +278,11 @@ ROWS += [
         LEARNED._replace(stochastic="anew"),
     ),
     Row(
+        "leap",
+        lambda s, key, _: sf.methods.leap(s, steps=4, key=key),
+        GATES,
+    ),
+    Row(
         "continuous_sparsification",
         lambda s, key, _: sf.methods.continuous_sparsification(
             steps=3, strength=0.1, init=0.5

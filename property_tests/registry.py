@@ -708,6 +708,13 @@ ROWS = [
         ),
     ),
     Row(
+        "gumbel_gate",
+        lambda s, key, _: sf.reparametrised(
+            sf.reparam.gumbel_gate(s, scale=10.0), key=key
+        ),
+        Meta(exact_count=False, when=NEVER, start="other", baseline=None, **LEARNED),
+    ),
+    Row(
         "sigmoid_gate in rounds",
         lambda s, key, _: sf.reparametrised(
             sf.reparam.sigmoid_gate(ramp(0.5), round_end=EVEN)

@@ -19,7 +19,8 @@ from results.jobs import Job, Plan, Rates, Row, Task, each
 from results.recovery import DENSE_RATE, LAYERS, llama
 
 VERSION = 1
-LEARNED = ("MaskLLM", "ProxSparse", "MaskPro")
+# learned masks, and what they prune
+LEARNED = {"MaskLLM": "2:4", "ProxSparse": "2:4", "MaskPro": "2:4", "LEAP": "50"}
 ARMS = {
     "2:4": (
         "magnitude",
@@ -28,9 +29,11 @@ ARMS = {
         "RIA",
         "Wanda, permuted",
         "Wanda, swaps",
-        *LEARNED,
+        "MaskLLM",
+        "ProxSparse",
+        "MaskPro",
     ),
-    "50": ("Wanda", "SparseGPT", "RIA"),  # per cent pruned
+    "50": ("Wanda", "SparseGPT", "RIA", "LEAP"),  # per cent pruned
 }
 PARTS = {"a quarter": 4, "half": 2}  # of the steps
 CURVES = 3  # seeds
@@ -41,6 +44,7 @@ RATES = {
     "MaskLLM": (5e-3, 1e-2, 2e-2),
     "ProxSparse": (1e-3, 5e-4, 2e-3),
     "MaskPro": (4.0, 1.0, 16.0),
+    "LEAP": (5e-3, 1e-2, 2e-2),
 }
 
 
@@ -167,11 +171,11 @@ def learn(
     if method == "MaskPro":
         return by_losses(setting, prior, steps, rate, seed)
     net, where, windows, _ = setting
+    started = {"steps": steps, "prior": prior.masks, "key": sf.random.key(seed)}
     if method == "MaskLLM":
-        key = sf.random.key(seed)
-        learned = sf.methods.maskllm(
-            steps=steps, prior=prior.masks, norm=0.0, where=where, key=key
-        )
+        learned = sf.methods.maskllm(norm=0.0, where=where, **started)
+    elif method == "LEAP":
+        learned = sf.methods.leap(0.5, where=where, **started)
     else:
         learned = sf.methods.prox_sparse(STRENGTH, where=where)
     algorithm = sf.with_optimizer(learned, latents_only(sf.optimizers.adam(rate)))
@@ -215,7 +219,9 @@ def jobs(plan: Plan) -> list[Job]:
     """One for each seed, and shorter runs of the learned masks for a few."""
     arms = [(arm, level) for level, found in ARMS.items() for arm in found]
     parts = [
-        (f"{arm}, {part} of the steps", "2:4") for arm in LEARNED for part in PARTS
+        (f"{arm}, {part} of the steps", level)
+        for arm, level in LEARNED.items()
+        for part in PARTS
     ]
     return [
         *each("learned", "all", [("dense", "0"), *arms], plan),
@@ -227,7 +233,14 @@ def tasks() -> list[Task]:
     """Learning rates to choose."""
     return [
         # MaskPro at a rate of 0 keeps Wanda's masks: no end of lower rates is worse
-        Task("learned", method, ("2:4",), rates, SEEDS, grows=method != "MaskPro")
+        Task(
+            "learned",
+            method,
+            (LEARNED[method],),
+            rates,
+            SEEDS,
+            grows=method != "MaskPro",
+        )
         for method, rates in RATES.items()
     ]
 
@@ -259,22 +272,22 @@ def run(job: Job, plan: Plan, rates: Rates) -> list[Row]:
             continue
         net, state = pruned(arm, level, setting, plan, rates, seed)
         made = sf.modules.bake(net, state)
-        masks = {path: state.masks[path] for path in setting.where}
+        masks = [state.masks[path] for path in setting.where]
         rows.append(
             {
                 **row,
                 "bits": texts.bits(made, setting.test),
-                "exact": all(is_exact(mask, level) for mask in masks.values()),
+                "exact": is_exact(masks, level),
             }
         )
     return rows
 
 
-def is_exact(mask: Tensor, level: str) -> bool:
-    """Whether a mask keeps 2 of every 4 inputs, or half of its weights."""
+def is_exact(masks: list[Tensor], level: str) -> bool:
+    """Whether masks keep 2 of every 4 inputs, or half of all weights."""
     if level == "2:4":
-        return bool((mask.unflatten(1, (-1, 4)).sum(-1) == 2).all())
-    return int(mask.sum()) * 2 == mask.numel()
+        return all(bool((x.unflatten(1, (-1, 4)).sum(-1) == 2).all()) for x in masks)
+    return 2 * sum(int(x.sum()) for x in masks) == sum(x.numel() for x in masks)
 
 
 def tuned(

@@ -392,10 +392,13 @@ def test_rates_are_known_of_tasks_whose_runs_have_ended() -> None:
 
 def test_counts_of_masks_are_exact_or_not() -> None:
     rows = torch.tensor([[1, 1, 0, 0, 0, 1, 1, 0], [1, 0, 0, 1, 1, 1, 0, 0]]) > 0
-    assert learned.is_exact(rows, "2:4") and learned.is_exact(rows, "50")
+    assert learned.is_exact([rows], "2:4") and learned.is_exact([rows], "50")
     moved = torch.tensor([[1, 1, 1, 0, 0, 1, 0, 0]]) > 0
-    assert not learned.is_exact(moved, "2:4") and learned.is_exact(moved, "50")
-    assert not learned.is_exact(torch.ones(1, 4) > 0, "50")
+    assert not learned.is_exact([rows, moved], "2:4")
+    assert learned.is_exact([rows, moved], "50")
+    every = torch.ones(1, 4) > 0
+    assert not learned.is_exact([rows, every], "50")
+    assert learned.is_exact([every, ~every], "50")
 
 
 @pytest.mark.deep
@@ -403,12 +406,13 @@ def test_masks_are_learned_for_weights_that_stay() -> None:
     setting = learned.setting_of(0, TINY)
     weights = dict(setting.net.named_parameters())
     before = {path: weights[path].detach().clone() for path in setting.where}
-    prior = learned.one_pass("Wanda", "2:4", setting)
     for method, rates in learned.RATES.items():
+        level = learned.LEARNED[method]
+        prior = learned.one_pass("Wanda", level, setting)
         state = learned.learn(method, setting, prior, 4, rates[0], 0)
+        assert learned.is_exact([state.masks[path] for path in setting.where], level)
         for path in setting.where:
             mask = state.masks[path]
-            assert learned.is_exact(mask, "2:4")
             expected = torch.where(mask, before[path], 0.0)
             assert torch.equal(state.params[path], expected)
             assert torch.equal(weights[path], before[path])

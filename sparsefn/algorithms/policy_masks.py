@@ -18,7 +18,7 @@ from sparsefn.algorithms.frame import (
     sparse_leaves,
     with_masks,
 )
-from sparsefn.algorithms.n_of_m import gumbel, prior_of, softmax
+from sparsefn.algorithms.mask_draws import gumbel, prior_of, softmax
 from sparsefn.algorithms.processes import derived_view, refuse_shards
 from sparsefn.core import random
 from sparsefn.core.checks import check_call, described, is_int, number

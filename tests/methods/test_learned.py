@@ -2,6 +2,7 @@
 hand, and by autograd.
 """
 
+import itertools
 import math
 import re
 
@@ -11,6 +12,7 @@ from golden_data import cases
 from torch.func import grad
 
 import sparsefn as sf
+from sparsefn.algorithms.reparam.gates import gumbel_gates
 
 methods = sf.methods
 SGD = sf.optimizers.sgd
@@ -403,6 +405,21 @@ def test_without_a_sparsified_leaf_there_is_no_penalty(make):
             "hard_concrete: expected beta > 0, got 0.0",
         ),
         (
+            lambda: methods.leap(0.5, steps=0),
+            ValueError,
+            "leap: expected steps >= 1, got 0",
+        ),
+        (
+            lambda: methods.leap(0.5, steps=5, density=math.nan),
+            ValueError,
+            "expected density of leap to be finite, got nan",
+        ),
+        (
+            lambda: methods.leap(0.5, steps=5, norm="10"),
+            TypeError,
+            "expected norm of leap to be a number or a 0-d float tensor, got str",
+        ),
+        (
             lambda: methods.continuous_sparsification(steps=0),
             ValueError,
             "continuous_sparsification: expected steps >= 1, got 0",
@@ -434,3 +451,57 @@ def test_soft_movement_has_the_same_bits_for_int_and_tensor_steps_and_any_leaves
                 new, algorithm.update(state, params, torch.tensor(step))
             ), f"{n}, {step}"
             state = new
+
+
+@pytest.mark.parametrize("case", cases("learned_masks", "leap"), ids=lambda c: c.id)
+def test_leap_has_the_gates_and_the_gradient_of_its_authors(case, monkeypatch):
+    args, recorded = case.args, {**case.inputs, **case.outputs}
+    paths = ["0", "1"]
+
+    def those(name):
+        return {path: recorded[f"{name}{path}"] for path in paths}
+
+    def draws(step, key, path, like):
+        return (recorded[f"u{path}"] - 1e-6) / (1 - 2e-6)
+
+    monkeypatch.setattr("sparsefn.algorithms.reparam.gates.uniform_at", draws)
+    algorithm = methods.leap(1 - args["density"], steps=args["steps"], where="*")
+    state = algorithm.init(those("weight"))
+    latents = {"base": those("weight"), "logit": those("logit")}
+    step = torch.tensor(args["step"])
+    state = state._replace(scores={"latent": latents, "step": step})
+    share = args["step"] / args["steps"]
+    gates = gumbel_gates(
+        those("logit"), 25 + 325 * share, 4 - 3.95 * share, step, sf.random.key(0)
+    )
+    torch.testing.assert_close(gates, those("mask"))
+    found = algorithm.view.grads(state, those("upstream"), args["step"])
+    # their sums are in float32
+    torch.testing.assert_close(
+        found["latent"]["logit"], those("grad"), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_leap_finds_one_of_the_two_best_masks_of_a_small_layer(seed):
+    torch.manual_seed(seed)
+    weight = torch.randn(2, 4)
+    x = torch.randn(64, 4) @ torch.randn(4, 4)
+
+    def loss(w):
+        return (x @ (w - weight).T).square().mean()
+
+    algorithm = sf.with_optimizer(
+        methods.leap(0.5, steps=200, norm=0.0), sf.optimizers.adam(1e-2)
+    )
+    state = algorithm.init({"w": weight})
+    for step in range(200):
+        slope = grad(lambda params: loss(params["w"]))(sf.effective(state))
+        state = algorithm.update(state, slope, step)
+    settled = sf.settled(algorithm, state)
+    masks = [
+        torch.tensor([i in kept for i in range(8)]).reshape(2, 4)
+        for kept in itertools.combinations(range(8), 4)
+    ]
+    losses = sorted(loss(weight * mask) for mask in masks)  # of 70 masks
+    assert loss(sf.effective(settled)["w"]) <= losses[1] * (1 + 1e-5)

@@ -10,3 +10,8 @@ from sparsefn._engine.sums.pooling import (
     pool,
     whole_boxes,
 )
+from sparsefn._engine.sums.unit_interval import (
+    smooth_norm,
+    smooth_total_of_shares,
+    total_of_shares,
+)

@@ -1,7 +1,12 @@
 """Maps from latents to weights, for `reparametrised`."""
 
 from sparsefn.algorithms.reparam.base import Reparametrisation
-from sparsefn.algorithms.reparam.gates import chance_kept, hard_concrete, sigmoid_gate
+from sparsefn.algorithms.reparam.gates import (
+    chance_kept,
+    gumbel_gate,
+    hard_concrete,
+    sigmoid_gate,
+)
 from sparsefn.algorithms.reparam.low_rank import low_rank
 from sparsefn.algorithms.reparam.mask_choices import mask_choices
 from sparsefn.algorithms.reparam.nm_prox import nm_prox
@@ -12,6 +17,7 @@ __all__ = [
     "Reparametrisation",
     "chance_kept",
     "faded",
+    "gumbel_gate",
     "hard_concrete",
     "low_rank",
     "mask_choices",

@@ -7,14 +7,20 @@ import math
 import torch
 from torch import Tensor
 
+from sparsefn._engine.numbers import Real
 from sparsefn._engine.processes import check_plain, outside
+from sparsefn.algorithms.competition import Competition
+from sparsefn.algorithms.mask_draws import prior_of
+from sparsefn.algorithms.memory import Scores
 from sparsefn.algorithms.reparam.base import Reparametrisation
+from sparsefn.algorithms.unit_table import unit_table
 from sparsefn.core import random
 from sparsefn.core.checks import check_trigger, described, is_number, number
 from sparsefn.core.schedules import as_schedule
 from sparsefn.core.state import Level, Step, Trigger, everywhere
-from sparsefn.core.tree import Leaves, Tree, choose, wide
+from sparsefn.core.tree import Leaves, Tree, choose, flatten, wide
 from sparsefn.core.triggers import never
+from sparsefn.masks.budgets.distributions import global_
 from sparsefn.masks.patterns.boxes import over_elements
 from sparsefn.masks.patterns.kinds import Pattern, unstructured
 from sparsefn.masks.patterns.units import units_of, units_of_leaves
@@ -22,6 +28,7 @@ from sparsefn.masks.patterns.units import units_of, units_of_leaves
 _EDGE = 1e-6  # draws and chances stay this far from 0 and 1
 _FAR = math.log(100.0)  # where log alpha is clamped
 _LEAST = -700.0  # exp(700) is still finite
+_SPREAD = 0.014  # the standard deviation of the first logits of `gumbel_gate`
 
 
 @described
@@ -162,10 +169,14 @@ def drawn_gate(
     >>> drawn_gate(torch.zeros(3), torch.tensor([0.05, 0.5, 0.9]), 2 / 3, -0.1, 1.1)
     tensor([0.0000, 0.5000, 1.0000])
     """
-    u = u.double()
-    logit = torch.log(u) - torch.log1p(-u)
-    z = _stretched((logit + log_alpha) / beta, gamma, zeta)
+    z = _stretched((_logistic(u) + log_alpha) / beta, gamma, zeta)
     return z.to(wide(log_alpha).dtype)
+
+
+def _logistic(u: Tensor) -> Tensor:
+    # logistic noise, the difference of two draws of a Gumbel distribution
+    u = u.double()
+    return torch.log(u) - torch.log1p(-u)
 
 
 # In float64, so that the last bits of exp and log, which differ between machines, are
@@ -322,3 +333,109 @@ def sigmoid_gate(
         return {**latents, "gate": gates}
 
     return Reparametrisation(start, apply, settled, project)
+
+
+@described
+def gumbel_gate(
+    sparsity: Level,
+    *,
+    scale: Level = 25.0,
+    temperature: Level = 1.0,
+    prior: Tree | None = None,
+    strength: float = 3.0,
+) -> Reparametrisation:
+    """w = W * m with a Gumbel sigmoid m of each weight, whose logit trains.
+
+    >>> map_ = sf.reparam.gumbel_gate(0.5)
+    >>> latents = map_.init({"w": torch.tensor([2.0, 3.0])}, sf.random.key(0))
+    >>> latents["logit"]["w"] = torch.tensor([0.1, -0.1])
+    >>> map_.settled(latents, 0)
+    ({'w': tensor([2., 0.])}, {'w': tensor([ True, False])})
+
+    Args:
+        sparsity: Fraction of all weights together that `sf.settled` prunes: a float, a
+            schedule or a 0-d tensor.
+        scale: What logits are multiplied with, a float or a schedule.
+        temperature: Temperature of the sigmoid, above 0, a float or a schedule. The
+            lower, the closer to 0 or 1.
+        prior: Masks tree, of another method, that the gates start near. None: none.
+        strength: Standard deviations that a first logit is raised by where `prior`
+            keeps the weight, and lowered by where it does not.
+
+    Returns:
+        Reparametrisation with the latents `{"base": {path: W}, "logit": {path: x}}`.
+        W is frozen. The logits x, one for each weight, start normal with deviation
+        0.014. The masks of training keep everything. In `sf.settled` exactly the
+        weights with the largest logits of all leaves are left, the first among equal
+        ones.
+
+    Raises:
+        TypeError: `sparsity`, `scale` or `temperature` is neither a float nor a
+            schedule.
+        ValueError: `sparsity` is outside [0, 1], `strength` is not finite, or, in
+            `init`, `prior` has no mask of a leaf or one of another shape, or a leaf is
+            a DTensor.
+
+    With u uniform in (0, 1), drawn from (key, path, step), m = sigmoid((scale * x +
+    log u - log(1 - u)) / temperature). The noise is the difference of two draws of a
+    Gumbel distribution. Gates are computed in float64 and rounded, as in
+    `hard_concrete`. In a module W has to require a gradient, from which the logits get
+    theirs.
+
+    Mozaffari, Hourri, Rastegari and Najibi 2026, arXiv 2605.17289.
+    """
+    if not is_number(strength) or not math.isfinite(strength):
+        raise ValueError(f"gumbel_gate: expected a finite strength, got {strength!r}")
+    rule = Competition(unstructured(), global_())
+    goal = rule.goal(sparsity)
+    times = as_schedule(scale)
+    warmth = as_schedule(temperature)
+    priors = {} if prior is None else flatten(prior)[0]
+
+    def start(leaves: Leaves, key: Tensor) -> Tree:
+        logits = {}
+        draws = random.fold_in(key, "init")
+        for path, leaf in leaves.items():
+            check_plain("gumbel_gate", path, leaf)
+            like = wide(leaf)
+            logit = _SPREAD * random.normal_like(random.leaf_key(draws, path), like)
+            if prior is not None:
+                kept = prior_of("gumbel_gate", path, leaf, priors)
+                logit = logit + strength * _SPREAD * torch.where(kept, 1.0, -1.0)
+            logits[path] = logit.to(like.dtype)
+        return {"base": dict(leaves), "logit": logits}
+
+    def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
+        weights = {}
+        gates = gumbel_gates(latents["logit"], times(step), warmth(step), step, key)
+        for path, base in latents["base"].items():
+            w = wide(base)
+            weights[path] = (w * gates[path].to(w.dtype)).to(base.dtype)
+        return weights, everywhere(weights)
+
+    def settled(latents: Tree, step: Step) -> tuple[Leaves, Leaves]:
+        weights = {}
+        logits = {path: logit.detach() for path, logit in latents["logit"].items()}
+        table = unit_table(rule, logits, goal=goal, step=step)
+        masks = table.best_masks(Scores(logits))
+        for path, base in latents["base"].items():
+            weights[path] = torch.where(masks[path], base, 0.0)
+        return weights, masks
+
+    return Reparametrisation(start, apply, settled, held=("base",))
+
+
+def gumbel_gates(
+    logits: Leaves, scale: Real, temperature: Real, step: Step, key: Tensor
+) -> Leaves:
+    """The gates of `gumbel_gate` at a step, in float64.
+
+    >>> logits = {"w": torch.tensor([-9.0, 9.0])}
+    >>> gumbel_gates(logits, 25.0, 1.0, 0, sf.random.key(0))["w"].round()
+    tensor([0., 1.], dtype=torch.float64)
+    """
+    gates = {}
+    for path, logit in logits.items():
+        u = uniform_at(step, key, path, logit) * (1 - 2 * _EDGE) + _EDGE
+        gates[path] = sigmoid((scale * logit.double() + _logistic(u)) / temperature)
+    return gates

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsefn._engine.numbers import folded
 from sparsefn._engine.processes import check_plain
-from sparsefn.algorithms.n_of_m import gumbel, prior_of, softmax
+from sparsefn.algorithms.mask_draws import gumbel, prior_of, softmax
 from sparsefn.algorithms.reparam.base import Reparametrisation
 from sparsefn.algorithms.reparam.gates import uniform_at
 from sparsefn.core import random

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sparsefn._engine.numbers import Real
 from sparsefn._engine.processes import check_plain, outside
+from sparsefn._engine.sums import smooth_total_of_shares, total_of_shares
 from sparsefn.algorithms.reparam.base import Reparametrisation
 from sparsefn.algorithms.reparam.gates import sigmoid
 from sparsefn.core.checks import as_fraction, described, fraction_at, n_kept
@@ -206,39 +207,21 @@ def soft_mask(
     centre = (low + high) / 2
     for _ in range(_HALVINGS):
         gates = torch.reciprocal(1.0 + torch.exp(sharpness * (centre - x.detach())))
-        more = _total(gates) > n_keep
+        more = total_of_shares(gates) > n_keep
         low = torch.where(more, centre, low)
         high = torch.where(more, high, centre)
         centre = (low + high) / 2
     # c as a function of x: each step makes one more of its derivatives right
     for _ in range(_NEWTON):
         gates = sigmoid(sharpness * (x - centre))
-        slope = sharpness * _smooth_total(gates * (1 - gates))
-        too_many = _smooth_total(gates) - n_keep
+        slope = sharpness * smooth_total_of_shares(gates * (1 - gates))
+        too_many = smooth_total_of_shares(gates) - n_keep
         flat = slope == 0
         change = torch.where(flat, 0.0, too_many) / torch.where(flat, 1.0, slope)
         aim = centre + change
         inside = (aim >= low) & (aim <= high)
         centre = torch.where(inside, aim, centre)
     return sigmoid(sharpness * (x - centre)).to(scores.dtype)
-
-
-def _total(x: Tensor) -> Tensor:
-    """The sum of numbers in [0, 1], in whole parts of a power of two: so the order of
-    the sum does not matter.
-    """
-    parts = 2.0 ** min(52, 62 - x.numel().bit_length())
-    whole = (x * parts).round().to(torch.int64)
-    return whole.sum().double() / parts
-
-
-def _smooth_total(x: Tensor) -> Tensor:
-    """The same with the derivatives of a sum.
-
-    Its own value is subtracted from itself.
-    """
-    plain = x.sum()
-    return _total(x.detach()) + (plain - plain.detach())
 
 
 @described

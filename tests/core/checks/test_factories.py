@@ -138,6 +138,7 @@ CALLS = {
     sf.redistribute: ["careful(below=0.9)"],
     sf.reparam: [
         "faded(nm(2, 4, axis=-1), 0.5, slope=1.0)",
+        "gumbel_gate(0.5, scale=10.0)",
         "hard_concrete(droprate=0.1, pattern=channel(axis=0, norm=1))",
         "low_rank(8, 16.0, dropout=0.1)",
         "mask_choices(nm(1, 2, axis=-1), scale=10.0)",

@@ -1,4 +1,4 @@
-"""What the algorithms share that learn masks of n of m by draws."""
+"""What the algorithms share that learn masks of frozen weights by draws."""
 
 from __future__ import annotations
 
