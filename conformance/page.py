@@ -67,6 +67,33 @@ heads that it can be given. *Removed* is the share of parameters.
 """
 
 
+LEGACY = """
+## Files that other libraries no longer read
+
+A small LLaMA is written by compressed-tensors in the two formats that it has given \
+up since, and read by it and by
+`sf.checkpoint.read_legacy` ([the script](../conformance/legacy.py)). *Masks*: how \
+many weights have one. *Equal*: every
+tensor has the bits that the library itself reads, and that the model had.
+{versions}, {date}.
+
+{table}
+"""
+
+
+SIDES = ("sparsefn", "Torch-Pruning")
+TABLES = {
+    "structured": (
+        STRUCTURED,
+        [
+            "model",
+            *(f"{x}, {who}" for who in SIDES for x in ("runs", "equal", "removed")),
+        ],
+    ),
+    "legacy": (LEGACY, ["format", "dtype", "masks", "equal"]),
+}
+
+
 def table(head: list[str], rows: list[list[str]]) -> str:
     """A table in Markdown."""
     return "\n".join(
@@ -155,18 +182,13 @@ def text(results: dict[str, Any], systems: dict[str, Any]) -> str:
         table=table(["", *laws.LAWS], rows),
         versions=table(["system", "what prunes", "versions", "run on"], versions),
     )
-    if results["structured"]:
-        done = results["structured"]
-        sides = ("sparsefn", "Torch-Pruning")
-        head = [
-            "model",
-            *(f"{x}, {who}" for who in sides for x in ("runs", "equal", "removed")),
-        ]
-        out += STRUCTURED.format(
-            table=table(head, done["rows"]),
-            versions=listed(done["versions"]),
-            date=done["date"],
-        )
+    for name, (text, head) in TABLES.items():
+        if done := results[name]:
+            out += text.format(
+                table=table(head, done["rows"]),
+                versions=listed(done["versions"]),
+                date=done["date"],
+            )
     lines = ["## Documented otherwise", ""]
     for name in found:
         for law, said in systems[name].get("documented", {}).items():

@@ -29,6 +29,11 @@ RESULTS, OUT = HERE / "results.json", ROOT / "out" / "conformance"
 SYSTEMS: dict[str, dict[str, Any]] = tomllib.loads(
     (HERE / "systems.toml").read_text(encoding="utf-8")
 )
+# scripts that print the rows of a table each, with the packages that it names
+TABLES = {
+    "structured": ["sparsefn", "torch-pruning", "torch", "transformers"],
+    "legacy": ["sparsefn", "compressed-tensors", "torch", "transformers"],
+}
 LIMIT = 900  # seconds for the laws of one system
 
 
@@ -156,7 +161,7 @@ def main() -> None:
     options.add_argument(
         "--only",
         action="append",
-        choices=[*SYSTEMS, "structured"],
+        choices=[*SYSTEMS, *TABLES],
         help="a row; several are allowed",
     )
     options.add_argument(
@@ -168,12 +173,12 @@ def main() -> None:
     results = (
         json.loads(RESULTS.read_text(encoding="utf-8"))
         if RESULTS.exists()
-        else {"systems": {}, "structured": {}}
+        else {key: {} for key in ("systems", *TABLES)}
     )
-    for name in [] if chosen.page else chosen.only or [*SYSTEMS, "structured"]:
+    for name in [] if chosen.page else chosen.only or [*SYSTEMS, *TABLES]:
         print(name, flush=True)
-        if name == "structured":
-            results["structured"] = structured()
+        if name in TABLES:
+            results[name] = rows_of(name)
         else:
             results["systems"][name] = row(name)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
@@ -182,18 +187,16 @@ def main() -> None:
     )
 
 
-def structured() -> dict[str, Any]:
-    """The second table."""
-    python = python_of("structured")
-    done = ask(python, "structured.py")
+def rows_of(table: str) -> dict[str, Any]:
+    """All rows of a table that a script of its own prints."""
+    python = python_of(table)
+    done = ask(python, f"{table}.py")
     if done.returncode:
         raise SystemExit(done.stderr)
-    packages = ["sparsefn", "torch-pruning", "torch", "transformers"]
-    rows = json.loads(done.stdout.splitlines()[-1])
     return {
         "date": datetime.date.today().isoformat(),
-        "versions": versions(python, packages),
-        "rows": rows,
+        "versions": versions(python, TABLES[table]),
+        "rows": json.loads(done.stdout.splitlines()[-1]),
     }
 
 

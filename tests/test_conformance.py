@@ -53,6 +53,12 @@ def test_the_page_is_made_of_the_results(found: Callable[[str], Any]) -> None:
     assert page == found("page").text(results(), systems())
 
 
+def test_no_folder_of_another_library_is_read_otherwise_than_it_reads_it() -> None:
+    rows = results()["legacy"]["rows"]
+    assert {format for format, *_ in rows} == {"sparse-bitmask", "sparse-24-bitmask"}
+    assert {equal for *_, equal in rows} == {"yes"}
+
+
 def test_every_no_has_a_short_reproduction_and_nothing_else_has_one() -> None:
     rows = results()["systems"].items()
     wanted = {
