@@ -920,7 +920,7 @@ def test_lottery_tickets_are_loaded_and_shuffled(tmp_path):
     del given["fc"]
     with pytest.raises(
         ValueError,
-        match="from_dict: expected a mask for 'fc', which is to be sparse; there are "
+        match="from_dict: expected a mask for 'fc', which where= selects; there are "
         "'conv'",
     ):
         sf.masks.from_dict(params, given)

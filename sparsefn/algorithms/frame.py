@@ -274,7 +274,7 @@ class MaskRecipe(NamedTuple):
                 raise ValueError(
                     f"{name}: expected the algorithm and its score to have one "
                     f"pattern, but the score has values of the units of {of.pattern}, "
-                    f"and the algorithm prunes those of {self.rule.pattern}"
+                    f"and the algorithm prunes units of {self.rule.pattern}"
                 )
         check_trigger("when", self.when)
         rule = self.rule

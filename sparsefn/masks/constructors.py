@@ -92,7 +92,7 @@ def from_dict(
     for path in select_leaves(params, where):
         if path not in given:
             raise ValueError(
-                f"from_dict: expected a mask for {path!r}, which is to be sparse; "
+                f"from_dict: expected a mask for {path!r}, which where= selects; "
                 f"there are {known}"
             )
     return masks_tree(params, {path: mask != 0 for path, mask in given.items()})

@@ -171,7 +171,7 @@ def _cut(path: str, x: Tensor, made: Smaller | Permuted) -> Tensor:
         )
         if x.ndim == 1:
             text += (
-                "; a score of tied units is not cut: start its algorithm anew, from "
+                "; a score of tied units is not cut: start its algorithm again, from "
                 "the params of the smaller model"
             )
         raise ValueError(text)

@@ -217,7 +217,7 @@ def smaller(
         )
     if groups is not None and (only is not None or groups.trace is None):
         raise ValueError(
-            "shrink: expected groups of the whole module, without only=, got those of "
+            "shrink: expected groups of the whole module, without only=, got groups of "
             "submodules; leave groups= out"
         )
     tell = Progress("shrink")

@@ -109,8 +109,7 @@ class Trace(NamedTuple):
         if shapes != self.shapes:
             raise ValueError(
                 f"expected the groups of an example of these shapes, {shapes}, got "
-                f"those of {self.shapes}: make them of the example that shrink is "
-                "given"
+                f"groups of {self.shapes}: make them of the example that shrink gets"
             )
         new: dict[str, Tensor] = {}
         for name, x in named_tensors(self.program).items():
@@ -122,8 +121,8 @@ class Trace(NamedTuple):
                 got = "no such tensor" if other is None else _kind_of(other)
                 raise ValueError(
                     f"expected the groups of this model, whose {name!r} is {got}, got "
-                    f"those of one where it is {_kind_of(x)}: make them of the model "
-                    "as it is"
+                    f"groups of a model where it is {_kind_of(x)}: make them of the "
+                    "model as it is"
                 )
             new[name] = other
         return with_tensors(self.program, new)

@@ -133,13 +133,13 @@ def test_from_dict_refuses():
     params = {"a": torch.randn(2, 3), "b": torch.randn(3, 2), "c": torch.randn(3)}
     with pytest.raises(
         ValueError,
-        match=r"^from_dict: expected a mask for 'b', which is to be sparse; there are "
+        match=r"^from_dict: expected a mask for 'b', which where= selects; there are "
         r"'a'$",
     ):
         M.from_dict(params, {"a": bits(2, 3)})
     with pytest.raises(
         ValueError,
-        match=r"^from_dict: expected a mask for 'a', which is to be sparse; there are "
+        match=r"^from_dict: expected a mask for 'a', which where= selects; there are "
         r"none$",
     ):
         M.from_dict(params, {})

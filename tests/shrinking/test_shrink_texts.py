@@ -133,14 +133,14 @@ def test_groups_of_others():
     groups = sf.shrinking.groups(net, X)
     text = (
         "expected the groups of an example of these shapes, (('float32 (2, 3)',), "
-        "{}), got those of (('float32 (4, 3)',), {}): make them of the example that "
-        "shrink is given"
+        "{}), got groups of (('float32 (4, 3)',), {}): make them of the example that "
+        "shrink gets"
     )
     refused(text, net, groups=sf.shrinking.groups(net, torch.ones(4, 3)))
     text = (
         "expected the groups of this model, whose '0.weight' is float32 (6, 3) on "
-        "cpu, got those of one where it is float32 (5, 3) on cpu: make them of the "
-        "model as it is"
+        "cpu, got groups of a model where it is float32 (5, 3) on cpu: make them of "
+        "the model as it is"
     )
     other = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).eval()
     refused(text, net, groups=sf.shrinking.groups(other, X))

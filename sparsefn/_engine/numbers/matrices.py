@@ -55,7 +55,7 @@ def as_matrix(
     turned = weight.mT if transposed and fits else weight
     wide = fits and width in (turned.shape[-1], math.prod(turned.shape[1:]))
     if not wide or (width and weight.numel() // width % math.prod(count.shape)):
-        got = f"got those of {width} inputs" + (
+        got = f"got statistics of {width} inputs" + (
             f" in {len(count)} groups" if count.ndim == 1 else ""
         )
         raise ValueError(f"expected the statistics of a weight of shape {shape}, {got}")

@@ -78,7 +78,7 @@ class Replays:
         except Waits as error:
             raise ValueError(
                 "captured: expected an update that never waits for the device, as a "
-                f"graph cannot wait, but that of {shown(self._algorithm)} does, at "
+                f"graph cannot wait, but the one of {shown(self._algorithm)} does, at "
                 f"{error}; compute with tensors on the device, let sf.every or sf.at "
                 "say when masks change, or leave sf.captured out"
             ) from error

@@ -115,7 +115,7 @@ def of_tied_units(
         if alike and len(units.classes) > 1:
             raise ValueError(
                 f"{alike}: expected units that have as many entries in each leaf, but "
-                f"those of the tied set of {name!r} have not: leave it out of the "
+                f"units of the tied set of {name!r} have not: leave it out of the "
                 "pattern"
             )
         if all(

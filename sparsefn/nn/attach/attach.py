@@ -258,7 +258,7 @@ def _judge(module_state: ModuleState, model: nn.Module, steps: int | None) -> No
         ):
             raise ValueError(
                 f"attach: the mask of {path!r} keeps none of its {count} weights, "
-                f"which are all zero as those of a new adapter are, and {frozen:,} "
+                f"which are all zero as in a new adapter, and {frozen:,} "
                 f"weights are frozen: {advice}. In place of attach, "
                 "sf.integrations.peft.keep_zeros(model) keeps the model's own zeros; "
                 "or leave it out of `where`"

@@ -74,7 +74,7 @@ def check_same_run(model: nn.Module, saved: Saved, step: int) -> None:
     """
     if saved["step"] != step:
         raise ValueError(
-            f"SparsityCallback: expected masks of step {step}, got those of step "
+            f"SparsityCallback: expected masks of step {step}, got masks of step "
             f"{saved['step']}"
         )
     for name, weight in tensors_by_name(model).items():

@@ -129,7 +129,7 @@ class SparsityCallback(TrainerCallback):
         if self._steps and not state.global_step:
             raise RuntimeError(
                 f"SparsityCallback: it has made {self._steps} steps, and this run "
-                "begins anew: train with resume_from_checkpoint to go on, or make "
+                "begins at step 0: train with resume_from_checkpoint to go on, or make "
                 "another callback; sf.static(None, init='from_zeros') keeps the "
                 "zeros that there are"
             )

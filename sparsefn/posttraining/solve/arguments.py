@@ -36,7 +36,7 @@ def in_one_dtype(call: str, weight: Tensor, hessian: Tensor) -> tuple[Tensor, Te
     if weight.ndim != 2:
         raise ValueError(
             f"{call}: expected a weight of shape (out, in), got "
-            f"{tuple(weight.shape)}; that of a convolution is given as "
+            f"{tuple(weight.shape)}; give the weight of a convolution as "
             "weight.flatten(1)"
         )
     columns = weight.shape[1]

@@ -41,12 +41,12 @@ def test_outputs_by_inputs_and_back(weight, of, matrix):
         (
             (5, 4),
             stats((), 3),
-            r"expected the statistics of a weight of shape \(5, 4\), got those of 3 "
-            r"inputs$",
+            r"expected the statistics of a weight of shape \(5, 4\), got statistics of "
+            r"3 inputs$",
         ),
-        ((5, 4), stats((2,), 4), r"got those of 4 inputs in 2 groups"),
-        ((4,), stats((), 4), r"a weight of shape \(4,\), got those of 4 inputs"),
-        ((5, 4), stats(()), "got those of 0 inputs"),
+        ((5, 4), stats((2,), 4), r"got statistics of 4 inputs in 2 groups"),
+        ((4,), stats((), 4), r"a weight of shape \(4,\), got statistics of 4 inputs"),
+        ((5, 4), stats(()), "got statistics of 0 inputs"),
     ],
 )
 def test_statistics_of_another_weight(weight, of, text):

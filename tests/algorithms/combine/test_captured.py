@@ -417,7 +417,7 @@ def test_what_waits_is_refused_with_its_line(algorithm, tapes):
     state = captured.init(tree_of(0))
     text = (
         r"captured: expected an update that never waits for the device, as a graph "
-        r"cannot wait, but that of gmp\(0.5, .*\) does, at line \d+ of "
+        r"cannot wait, but the one of gmp\(0.5, .*\) does, at line \d+ of "
         r".*test_captured\.py: .*; compute with tensors on the device, let sf\.every "
         r"or sf\.at say when masks change, or leave sf\.captured out"
     )

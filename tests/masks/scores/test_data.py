@@ -191,7 +191,7 @@ def bad(**changes):
         (
             bad(square=torch.ones(4)),
             r"at 'weight', expected the statistics of a weight of shape \(2, 3\), got "
-            r"those of 4",
+            r"statistics of 4",
         ),
         (
             {"weight": {"count": torch.tensor(2)}},

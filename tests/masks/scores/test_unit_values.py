@@ -218,8 +218,8 @@ def test_errors():
         sf.scores.by_unit(score, NET, squared)
     uneven = sf.patterns.tied([["a", 0, [0, 1, 1, 1]], ["n", 0, [0, 1, -1]]])
     text = (
-        "distance: expected units that have as many entries in each leaf, but those "
-        "of the tied set of 'a' have not"
+        "distance: expected units that have as many entries in each leaf, but "
+        "units of the tied set of 'a' have not"
     )
     with pytest.raises(ValueError, match=text):
         sf.scores.distance(pattern=uneven)(

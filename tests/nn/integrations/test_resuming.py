@@ -35,7 +35,7 @@ def test_masks_of_another_run_or_step_are_refused():
     )
     resuming.check_same_run(model, sparse.state_dict(), -1)
     with pytest.raises(
-        ValueError, match="expected masks of step 3, got those of step -1"
+        ValueError, match="expected masks of step 3, got masks of step -1"
     ):
         resuming.check_same_run(model, sparse.state_dict(), 3)
     with pytest.raises(
