@@ -7,6 +7,7 @@ import functools
 import graphlib
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -318,6 +319,17 @@ def test_a_part_imports_public_names_alone(part: str) -> None:
         "do without these names, or make them public in the packages where users look "
         "for them"
     )
+
+
+def test_the_page_on_stability_lists_what_the_test_kit_needs() -> None:
+    page = (ROOT / "docs" / "stability.md").read_text("utf-8")
+    section = page.split("## For libraries that extend this one")[1].split("\n## ")[0]
+    listed = {
+        f"{module}.{name}"
+        for module, names in re.findall(r"^- `([\w.]+)`: (.*)$", section, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert listed == {*ON_PUBLIC_NAMES["testing"]}
 
 
 @pytest.mark.parametrize(
