@@ -164,12 +164,13 @@ def _cut(path: str, x: Tensor, made: Smaller | Permuted) -> Tensor:
     if name is None or not x.ndim or _SET_NUMBER.sub("", name) not in made.kept:
         return x.clone()
     old, indices = made.kept[_SET_NUMBER.sub("", name)]
-    if tuple(x.shape) != old or _SET_NUMBER.search(name):
+    numbered = _SET_NUMBER.search(name) is not None
+    if tuple(x.shape) != old or numbered:
         text = (
             f"carry: expected a tensor of the old shape {old} at {path!r}, got "
             f"{tuple(x.shape)}"
         )
-        if x.ndim == 1:
+        if x.ndim == 1 and (numbered or len(old) > 1):
             text += (
                 "; a score of tied units is not cut: start its algorithm again, from "
                 "the params of the smaller model"

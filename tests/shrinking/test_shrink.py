@@ -524,6 +524,8 @@ def test_other_shapes_and_other_parameters_are_refused():
         match=r"at 'scores.0.weight:1', got \(4,\); a score of tied units is not cut",
     ):
         sf.shrinking.carry({"scores": {"0.weight:1": torch.ones(4)}}, made)
+    with pytest.raises(ValueError, match=r"at '0.bias', got \(3,\)$"):
+        sf.shrinking.carry({"0.bias": torch.ones(3)}, made)
 
 
 def test_the_package_says_what_each_of_its_files_is_for():
