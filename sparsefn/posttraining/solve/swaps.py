@@ -1,28 +1,34 @@
-"""A better mask of the same counts: weights of a row change places, the best pair
+"""A better mask of the same counts: units of a group change places, the best pair
 first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sparsefn._engine.leaves import hidden, one_by_one
 from sparsefn._engine.processes import check_alike, gathered, own
+from sparsefn._engine.sums import Box, Pooling
 from sparsefn._engine.transforms import read
 from sparsefn.core.checks import check_int
-from sparsefn.masks.patterns.kinds import Pattern, unstructured
+from sparsefn.masks.patterns.boxes import over_boxes, over_elements
+from sparsefn.masks.patterns.kinds import Pattern
+from sparsefn.masks.patterns.tied_sets import TiedPattern
+from sparsefn.masks.patterns.units import check_single, units_of
 from sparsefn.posttraining.solve.arguments import (
     check_finite,
     check_kept,
-    groups_in_rows,
     in_one_dtype,
 )
+from sparsefn.posttraining.solve.bands import Bands
 
-AT_ONCE = 2**23  # changes of the error, one a pair, that are held at one time
-# A swap lowers a row's error by this share at least, so that rounding makes no swap.
+AT_ONCE = 2**23  # products of two weights that are held at one time
+# A swap lowers the error of a band by this share at least, so that rounding makes none.
 _LEAST = 2.0**-36
 
 
@@ -47,59 +53,121 @@ def swaps(
         weight: The weight of a linear layer, (out, in).
         hessian: The gram of its inputs, (in, in), symmetric.
         mask: Bool tensor of the weight's shape: the mask to start from, of any method.
-        pattern: Where weights may change places: inside its groups, which lie in rows,
-            as with `nm(2, 4)`. By default inside rows.
-        most: The most swaps of a row.
+            It keeps or prunes each unit of the pattern whole.
+        pattern: Which weights are kept or pruned together, as a unit, and which units
+            change places: the units of a group. By default single weights inside rows.
+        most: The most swaps of a band.
 
     Returns:
-        A mask like `mask`, with as many weights in each row, or in each group. The
-        error sum((masked - weight) @ hessian * (masked - weight)) of no row is larger
-        than with `mask`.
+        A mask like `mask`, with as many units in each group. The error sum((masked -
+        weight) @ hessian * (masked - weight)) of no band is larger than with `mask`.
 
     Raises:
-        ValueError: Shapes do not fit, values are not finite, `most` is negative, or
-            groups of `pattern` do not lie in rows.
-        TypeError: Another dtype.
+        ValueError: Shapes do not fit, values are not finite, `most` is negative, the
+            mask keeps a part of a unit, or the pattern is for several weights, chooses
+            units together, or prunes them in part.
+        TypeError: Another dtype, or no pattern.
 
-    A swap prunes one weight and brings a pruned one back. Each row makes the swap that
-    lowers its error most, the first pair among equal ones, until none does. `refit`
-    finds the weights for the mask, and `layerwise` does both for a model:
-    `lambda w, h, m: (w, sf.solve.swaps(w, h, m))`. A swap takes time of a row's kept
-    times its pruned weights, or of their number in all groups. Computed in float64.
+    A swap prunes one unit and brings a pruned one of its group back. A band is the
+    fewest rows that no unit and no group crosses: one row for `nm(2, 4)`, four rows for
+    `nm(2, 4, axis=0)`, all rows for `channel(0)` and `channel(1)`. Each band makes the
+    swap that lowers its error most, until none does. Among equal swaps the lowest flat
+    index of the pruned unit is first, then that of the unit that comes back.
+
+    Where all units of the weight compete, as with `unstructured()` and `block((4, 4))`,
+    they change places inside rows of units, so that many swaps are made at once; only
+    units as wide as the weight change places over all rows. Units that a pattern never
+    keeps, as `nearly_diagonal(3)` outside of its diagonals, stay as they are. A swap of
+    `transposable(2, 4)` would have to keep the counts of rows and of columns, which no
+    swap of two weights does.
+
+    `refit` finds the weights for the mask, and `layerwise` does both for a model:
+    `lambda w, h, m: (w, sf.solve.swaps(w, h, m))`. A swap takes time of the pairs of
+    units in a row of units, where they are in one group. Computed in float64.
 
     Zimmer et al. 2025, arXiv 2512.10922, algorithm 1.
     """
     w, h = in_one_dtype("swaps", weight, hessian)
     kept = check_kept("swaps", mask, weight)
-    width = max(w.shape[1], 1)
-    if pattern is not None and pattern != unstructured():
-        width, _ = groups_in_rows("swaps", pattern, w)
+    unit, group, allowed = _groups(pattern, w)
     check_int("swaps", "most", most, 0)
     check_alike("swaps", w, h, kept, pattern, most)
     swap = _swapped if hidden(w, h, kept) else swapped
-    return swap(w, h, kept, width, most)
+    return swap(w, h, kept, allowed, unit, group, most)
 
 
-def swapped(w: Tensor, h: Tensor, kept: Tensor, width: int, most: int) -> Tensor:
-    """`swaps` of arguments that were checked: inside groups of `width` columns.
+def _groups(pattern: Pattern | None, w: Tensor) -> tuple[Box, Box, Tensor | None]:
+    # The box of a unit, the box of a group, and which units may change places.
+    if pattern is None:
+        return (1, 1), (1, w.shape[1]), None
+    if not isinstance(pattern, Pattern):
+        raise TypeError(
+            "swaps: expected pattern to be one such as sf.patterns.nm(2, 4), got "
+            f"{pattern!r}"
+        )
+    if isinstance(pattern, TiedPattern):
+        raise ValueError(f"swaps: expected a pattern of one weight, got {pattern}")
+    check_single("swaps", pattern)
+    if pattern.partial:
+        raise ValueError(
+            f"swaps: expected a pattern that prunes whole units, got {pattern}"
+        )
+    units = units_of(pattern, tuple(w.shape))
+    group = units.group
+    # A row of units may be all that the weight has, but not of single weights.
+    if group == units.grid and (pattern.elementwise or group[1] > 1):
+        group = (1, group[1])
+    allowed = units.allowed
+    return units.unit, group, None if allowed is None else allowed.to(w.device)
+
+
+def swapped(
+    w: Tensor,
+    h: Tensor,
+    kept: Tensor,
+    allowed: Tensor | None,
+    unit: Sequence[int],
+    group: Sequence[int],
+    most: int,
+) -> Tensor:
+    """`swaps` of arguments that were checked: units and groups are boxes, of weights
+    and of units, and `allowed` says which units may change places.
 
     >>> mask = torch.tensor([[True, False]])
-    >>> swapped(torch.tensor([[1.0, 2.0]]), torch.eye(2), mask, 2, 9)
+    >>> swapped(torch.tensor([[1.0, 2.0]]), torch.eye(2), mask, None, [1, 1], [1, 2], 9)
     tensor([[False,  True]])
     """
     check_finite("swaps", weight=w, hessian=h)  # hidden until now by a transform
     if not w.numel():
         return kept.clone()
+    a, b = unit
+    _check_whole(kept, (a, b))
+    rows, columns = w.shape
     w = w.double()
     h = h.double()
-    n_parts = max(1, -(-w.numel() * width // AT_ONCE))
-    weights = w.chunk(n_parts)
-    masks = kept.chunk(n_parts)
+    mask = kept
+    more_rows = -rows % a
+    more_columns = -columns % b
+    if more_rows or more_columns:  # zeros make the units at the far borders whole
+        w = pad(w, (0, more_columns, 0, more_rows))
+        h = pad(h, (0, more_columns, 0, more_columns))
+        mask = over_elements(kept[::a, ::b], (a, b), (w.shape[0], w.shape[1]))
+    height = group[0] * a
+    n_parts = max(1, -(-w.numel() * group[1] * b // AT_ONCE))
+    weights = w.reshape(-1, height, len(h)).chunk(n_parts)
+    masks = mask.reshape(-1, height, len(h)).chunk(n_parts)
+    open_units: Sequence[Tensor | None] = [None] * len(weights)
+    if allowed is not None:
+        open_units = allowed.reshape(len(w) // height, -1).chunk(n_parts)
     done = []
     for i in own(len(weights)):
-        done.append(_refined(weights[i], masks[i], h, width, most))
-    (refined,) = gathered(torch.cat([*done, kept[:0]]))
-    return refined
+        if height == 1 and b == 1 and allowed is None:
+            bands: _Rows | Bands = _Rows(weights[i], masks[i], h, group[1])
+        else:
+            bands = Bands(weights[i], masks[i], h, open_units[i], unit, group, AT_ONCE)
+        done.append(_refined(bands, weights[i], masks[i], h, most))
+    (refined,) = gathered(torch.cat([*done, mask[:0].reshape(0, height, len(h))]))
+    return refined.flatten(0, 1)[:rows, :columns].contiguous()
 
 
 _swapped = torch.library.custom_op("sparsefn::swaps", swapped, mutates_args=())
@@ -109,20 +177,29 @@ _swapped.register_fake(
 one_by_one(_swapped)
 
 
-def _refined(w: Tensor, kept: Tensor, h: Tensor, width: int, most: int) -> Tensor:
-    # The masks of some rows.
+def _check_whole(kept: Tensor, unit: Box) -> None:
+    if unit == (1, 1):
+        return
+    some = over_boxes(kept, unit, Pooling("max"))
+    every = over_boxes(kept, unit, Pooling("min"))
+    broken = read((some != every).sum())
+    if broken:
+        raise ValueError(
+            "swaps: expected a mask that keeps or prunes each unit whole, got one that "
+            f"keeps {broken} of {some.numel()} in part"
+        )
+
+
+def _refined(
+    bands: _Rows | Bands, w: Tensor, kept: Tensor, h: Tensor, most: int
+) -> Tensor:
+    # The masks of some bands.
     start = _errors(w, kept, h)
-    rows = _Rows(w, kept, h, width)
-    if not rows.crossed.numel():  # every group keeps all weights, or none
-        return rows.kept
     for _ in range(most):
-        swap = rows.best_swap()
-        moves = swap.change < -_LEAST * start
-        if not read(moves.any()):
+        if not bands.step(-_LEAST * start):
             break
-        rows.make(_Swap(*(x[moves] for x in swap)))
-    is_worse = _errors(w, rows.kept, h) > start
-    return torch.where(is_worse[:, None], kept, rows.kept)
+    is_worse = _errors(w, bands.mask, h) > start
+    return torch.where(is_worse[:, None, None], kept, bands.mask)
 
 
 class _Swap(NamedTuple):
@@ -138,11 +215,15 @@ class _Swap(NamedTuple):
 
 
 class _Rows:
-    # Rows of which weights change places. With d = w off the mask, the error of a row
-    # is d H d'. Pruning p and bringing q back adds to it
+    # Bands of one row, of which single weights change places: `Bands` for this case,
+    # with the products of those pairs alone that can change places. With d = w off the
+    # mask, the error of a row is d H d'. Pruning p and bringing q back adds to it
     #   2 w_p (d H)_p + w_p^2 H_pp - 2 w_q (d H)_q + w_q^2 H_qq - 2 w_p w_q H_pq.
 
     def __init__(self, w: Tensor, kept: Tensor, h: Tensor, width: int) -> None:
+        self.shape = w.shape
+        w = w.flatten(0, 1)
+        kept = kept.flatten(0, 1)
         self.w = w
         self.h = h
         self.kept = kept.clone()
@@ -156,6 +237,21 @@ class _Rows:
             self.prune[..., :, None],
             self.bring[..., None, :],
         )
+
+    @property
+    def mask(self) -> Tensor:
+        return self.kept.reshape(self.shape)
+
+    def step(self, limit: Tensor) -> bool:
+        # As `Bands.step`.
+        if not self.crossed.numel():  # every group keeps all weights, or none
+            return False
+        swap = self.best_swap()
+        moves = swap.change < limit
+        if not read(moves.any()):
+            return False
+        self.make(_Swap(*(x[moves] for x in swap)))
+        return True
 
     def products(self, row: Tensor, p: Tensor, q: Tensor) -> Tensor:
         # 2 w_p w_q H_pq
@@ -219,5 +315,6 @@ def _lowest(columns: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _errors(w: Tensor, kept: Tensor, h: Tensor) -> Tensor:
-    change = w.masked_fill(kept, 0.0)
-    return (change @ h * change).sum(1)
+    # The error of each band.
+    change = w.masked_fill(kept, 0.0).flatten(0, 1)
+    return (change @ h * change).reshape(len(w), -1).sum(1)
