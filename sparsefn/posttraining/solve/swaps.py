@@ -19,7 +19,7 @@ from sparsefn.core.checks import check_int
 from sparsefn.masks.patterns.boxes import over_boxes, over_elements
 from sparsefn.masks.patterns.kinds import Pattern
 from sparsefn.masks.patterns.tied_sets import TiedPattern
-from sparsefn.masks.patterns.units import check_single, units_of
+from sparsefn.masks.patterns.units import check_single, unit_mask, units_of
 from sparsefn.posttraining.solve.arguments import (
     check_finite,
     check_kept,
@@ -53,7 +53,7 @@ def swaps(
         weight: The weight of a linear layer, (out, in).
         hessian: The gram of its inputs, (in, in), symmetric.
         mask: Bool tensor of the weight's shape: the mask to start from, of any method.
-            It keeps or prunes each unit of the pattern whole.
+            It keeps or prunes each unit whole, unless `pattern` prunes a part of it.
         pattern: Which weights are kept or pruned together, as a unit, and which units
             change places: the units of a group. By default single weights inside rows.
         most: The most swaps of a band.
@@ -64,8 +64,8 @@ def swaps(
 
     Raises:
         ValueError: Shapes do not fit, values are not finite, `most` is negative, the
-            mask keeps a part of a unit, or the pattern is for several weights, chooses
-            units together, or prunes them in part.
+            mask keeps a part of a unit, or the pattern is for several weights or
+            chooses units together.
         TypeError: Another dtype, or no pattern.
 
     A swap prunes one unit and brings a pruned one of its group back. A band is the
@@ -77,7 +77,10 @@ def swaps(
     Where all units of the weight compete, as with `unstructured()` and `block((4, 4))`,
     they change places inside rows of units, so that many swaps are made at once; only
     units as wide as the weight change places over all rows. Units that a pattern never
-    keeps, as `nearly_diagonal(3)` outside of its diagonals, stay as they are. A swap of
+    keeps, as `nearly_diagonal(3)` outside of its diagonals, stay as they are. Where a
+    pruned unit keeps some weights, as with `block((1, 4), zeros=2)`, a unit that `mask`
+    keeps whole can lose its weights of least w^2 H_jj, and any other unit the weights
+    that `mask` prunes. A swap of
     `transposable(2, 4)` would have to keep the counts of rows and of columns, which no
     swap of two weights does.
 
@@ -93,7 +96,23 @@ def swaps(
     check_int("swaps", "most", most, 0)
     check_alike("swaps", w, h, kept, pattern, most)
     swap = _swapped if hidden(w, h, kept) else swapped
-    return swap(w, h, kept, allowed, unit, group, most)
+    if pattern is None or not pattern.partial or not w.numel():
+        return swap(w, h, kept, allowed, unit, group, most)
+    whole = _spread(over_boxes(kept, unit, Pooling("min")), unit, w)
+    stays = torch.where(whole, _spared(pattern, w, h), kept)
+    lost = w * ~stays  # of all units; a product shows the operator NaN of hidden values
+    return stays | swap(lost, h, whole, allowed, unit, group, most)
+
+
+def _spared(pattern: Pattern, w: Tensor, h: Tensor) -> Tensor:
+    # The weights that are kept where every unit is pruned.
+    units = units_of(pattern, tuple(w.shape))
+    none = torch.zeros(units.rows, dtype=torch.bool, device=w.device)
+    return unit_mask(units, none, w.double().square() * h.double().diagonal())
+
+
+def _spread(flags: Tensor, unit: Box, w: Tensor) -> Tensor:
+    return over_elements(flags, unit, (w.shape[0], w.shape[1]))
 
 
 def _groups(pattern: Pattern | None, w: Tensor) -> tuple[Box, Box, Tensor | None]:
@@ -108,17 +127,15 @@ def _groups(pattern: Pattern | None, w: Tensor) -> tuple[Box, Box, Tensor | None
     if isinstance(pattern, TiedPattern):
         raise ValueError(f"swaps: expected a pattern of one weight, got {pattern}")
     check_single("swaps", pattern)
-    if pattern.partial:
-        raise ValueError(
-            f"swaps: expected a pattern that prunes whole units, got {pattern}"
-        )
     units = units_of(pattern, tuple(w.shape))
     group = units.group
     # A row of units may be all that the weight has, but not of single weights.
     if group == units.grid and (pattern.elementwise or group[1] > 1):
         group = (1, group[1])
+    # No unit is larger than the weight, where its block may be.
+    unit = (min(units.unit[0], w.shape[0]), min(units.unit[1], w.shape[1]))
     allowed = units.allowed
-    return units.unit, group, None if allowed is None else allowed.to(w.device)
+    return unit, group, None if allowed is None else allowed.to(w.device)
 
 
 def swapped(
@@ -151,7 +168,7 @@ def swapped(
     if more_rows or more_columns:  # zeros make the units at the far borders whole
         w = pad(w, (0, more_columns, 0, more_rows))
         h = pad(h, (0, more_columns, 0, more_columns))
-        mask = over_elements(kept[::a, ::b], (a, b), (w.shape[0], w.shape[1]))
+        mask = _spread(kept[::a, ::b], (a, b), w)
     height = group[0] * a
     n_parts = max(1, -(-w.numel() * group[1] * b // AT_ONCE))
     weights = w.reshape(-1, height, len(h)).chunk(n_parts)

@@ -56,7 +56,26 @@ def parts_of(pattern, shape):
     return unit, group, band
 
 
-def step(weight, hessian, mask, pattern):
+def left_of_units(weight, hessian, mask, pattern):
+    """The entries that stay where each unit is pruned."""
+    left = np.zeros(weight.shape, bool)
+    if not pattern.partial:
+        return left
+    unit, _, _ = parts_of(pattern, weight.shape)
+    scores = weight.double().square() * hessian.double().diagonal()
+    for one in np.unique(unit):
+        entries = [*zip(*np.nonzero(unit == one), strict=True)]
+        if mask.numpy()[unit == one].all():
+            best = sorted(entries, key=lambda at: -scores[at])  # a stable order
+            stays = best[: max(len(entries) - pattern.zeros, 0)]
+        else:
+            stays = [at for at in entries if mask[at]]
+        for at in stays:
+            left[at] = True
+    return left
+
+
+def step(weight, hessian, mask, pattern, left):
     """The mask after the best swap of each band, which is found by trying all."""
     unit, group, band = parts_of(pattern, weight.shape)
     w = weight.double().numpy()
@@ -64,15 +83,15 @@ def step(weight, hessian, mask, pattern):
     new = mask.numpy().copy()
     may = units_of(pattern, weight.shape).allowed
     for rows in (band == one for one in np.unique(band)):
-        flags = {u: mask.numpy()[unit == u][0] for u in np.unique(unit[rows])}
+        flags = {u: mask.numpy()[unit == u].all() for u in np.unique(unit[rows])}
         group_of = {u: group[unit == u][0] for u in flags}
         if may is not None:
-            flags = {u: flag for u, flag in flags.items() if may.flatten()[u]}
+            flags = {u: kept for u, kept in flags.items() if may.flatten()[u]}
         tried = [new.copy()]
         for p, q in product(flags, flags):
             if flags[p] and not flags[q] and group_of[p] == group_of[q]:
                 swapped = mask.numpy().copy()
-                swapped[unit == p] = False
+                swapped[unit == p] = left[unit == p]
                 swapped[unit == q] = True
                 tried.append(swapped)
         lost = [np.where(kept, 0.0, w)[rows] for kept in tried]
@@ -81,13 +100,10 @@ def step(weight, hessian, mask, pattern):
     return torch.from_numpy(new)
 
 
-def units_of_units(axis_group):
-    """Units of 2 x 2 in groups of 2 x 2 units, which no function makes."""
-    return sf.patterns.Pattern(
-        "squares", lambda shape: (2, 2), lambda grid: axis_group, Pooling("sum")
-    )
-
-
+# Units of 2 x 2 in groups of 2 x 2 units, which no function makes.
+SQUARES = sf.patterns.Pattern(
+    "squares", lambda shape: (2, 2), lambda grid: (2, 2), Pooling("sum")
+)
 PATTERNS = {
     "unstructured": (sf.patterns.unstructured(), (3, 6)),
     "rows": (sf.patterns.row_balanced(), (3, 6)),
@@ -107,7 +123,9 @@ PATTERNS = {
     "columns whole, grouped": (sf.patterns.channel(1, groups=2), (3, 8)),
     "blocks as high as the weight": (sf.patterns.block((9, 2)), (3, 9)),
     "diagonals": (sf.patterns.nearly_diagonal(3), (4, 5)),
-    "groups of blocks": (units_of_units((2, 2)), (8, 8)),
+    "groups of blocks": (SQUARES, (8, 8)),
+    "half blocks": (sf.patterns.block((1, 3), zeros=2), (3, 8)),
+    "half blocks of rows": (sf.patterns.block((2, 2), zeros=3), (5, 8)),
 }
 AT = st.sampled_from([*PATTERNS])
 
@@ -116,6 +134,9 @@ def start(pattern, shape, seed):
     """A mask that keeps about half of the units."""
     unit, _, _ = parts_of(pattern, shape)
     generator = torch.Generator().manual_seed(seed)
+    if pattern.partial:
+        scores = torch.rand(shape, generator=generator)
+        return sf.masks.topk_mask(scores, int(unit.max()) // 2, pattern=pattern)
     flags = torch.rand(int(unit.max()) + 1, generator=generator) < 0.5
     return flags[torch.from_numpy(unit)]
 
@@ -128,19 +149,20 @@ def whole_numbers(rows, columns, seed):
     return weight.float(), (x.T @ x).float()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(AT, st.integers(0, 10**6))
 def test_each_swap_is_the_best_of_all(name, seed):
     pattern, shape = PATTERNS[name]
     weight, hessian = whole_numbers(*shape, seed)
     mask = expected = start(pattern, shape, seed)
+    left = left_of_units(weight, hessian, mask, pattern)
     for most in range(4):
         got = swaps(weight, hessian, mask, pattern, most=most)
         assert torch.equal(got, expected), most
-        expected = step(weight, hessian, expected, pattern)
+        expected = step(weight, hessian, expected, pattern, left)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(AT, st.integers(0, 10**6))
 def test_units_of_each_group_stay_as_many_and_no_band_gets_worse(name, seed):
     pattern, shape = PATTERNS[name]
@@ -152,16 +174,19 @@ def test_units_of_each_group_stay_as_many_and_no_band_gets_worse(name, seed):
     assert new.data_ptr() != mask.data_ptr()
     assert new.is_contiguous()
     unit, group, band = parts_of(pattern, shape)
+    counts = {}
     for one in np.unique(unit):
-        assert len(new.numpy()[unit == one].view(np.int8).tolist()) >= 1
-        assert np.ptp(new.numpy()[unit == one].view(np.int8)) == 0
-    sizes = np.bincount(unit.flatten())[unit]
-    old_count = np.bincount(group.flatten(), (mask.numpy() / sizes).flatten())
-    new_count = np.bincount(group.flatten(), (new.numpy() / sizes).flatten())
-    assert np.allclose(old_count, new_count)
+        was = mask.numpy()[unit == one]
+        now = new.numpy()[unit == one]
+        assert pattern.partial or now.all() or not now.any()
+        more = int(now.all()) - int(was.all())
+        at = group[unit == one][0]
+        counts[at] = counts.get(at, 0) + more
+    assert not any(counts.values())
     old = np.bincount(band, errors(weight, hessian, mask))
     assert (np.bincount(band, errors(weight, hessian, new)) <= old).all()
-    assert torch.equal(swaps(weight, hessian, new, pattern), new)
+    if not pattern.partial:  # of units that were pruned, other weights can go now
+        assert torch.equal(swaps(weight, hessian, new, pattern), new)
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -176,14 +201,8 @@ def test_all_or_nothing_stays(name):
 def test_any_number_of_products_at_once_gives_one_mask(name, monkeypatch):
     module = importlib.import_module("sparsefn.posttraining.solve.swaps")
     pattern, (rows, columns) = PATTERNS[name]
-    shape = rows if name == "diagonals" else 3 * rows, columns
+    shape = (3 * rows, columns)
     weight, hessian = layer(*shape, 7)
-    if name.startswith("blocks as"):
-        shape = rows, columns
-        weight = weight[:rows]
-    if name == "groups of blocks":
-        shape = rows, columns
-        weight = weight[:rows]
     mask = start(pattern, shape, 7)
     whole = swaps(weight, hessian, mask, pattern)
     for at_once in (1, 100, 1000):
@@ -192,22 +211,24 @@ def test_any_number_of_products_at_once_gives_one_mask(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_vmap_is_a_loop_and_compiled_code_calls_it(name):
+def test_vmap_is_a_loop(name):
     pattern, shape = PATTERNS[name]
-    if name == "nm, n a tensor":
-        pytest.skip("compiled code reads no tensor")
     weight, hessian = layer(2 * shape[0], shape[1])
     weights = weight.reshape(2, *shape)
     masks = torch.stack([start(pattern, shape, seed) for seed in range(2)])
-
-    def better(w, m):
-        return swaps(w, hessian, m, pattern)
-
-    together = torch.vmap(better)(weights, masks)
+    together = torch.vmap(lambda w, m: swaps(w, hessian, m, pattern))(weights, masks)
     for w, m, new in zip(weights, masks, together, strict=True):
-        assert torch.equal(better(w, m), new)
-    compiled = torch.compile(better, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(weights[0], masks[0]), together[0])
+        assert torch.equal(swaps(w, hessian, m, pattern), new)
+
+
+@pytest.mark.parametrize("name", ["rows", "outputs", "diagonals", "half blocks"])
+def test_compiled_code_calls_it(name):
+    pattern, shape = PATTERNS[name]
+    weight, hessian = layer(*shape)
+    mask = start(pattern, shape, 0)
+    compiled = torch.compile(swaps, backend="eager", fullgraph=True)
+    expected = swaps(weight, hessian, mask, pattern)
+    assert torch.equal(compiled(weight, hessian, mask, pattern), expected)
 
 
 def test_whole_rows_with_the_largest_errors_are_kept():
@@ -309,10 +330,6 @@ def test_a_model_gets_better_masks():
             "swaps: expected a pattern of one weight, got tied(",
         ),
         (
-            {"pattern": sf.patterns.block((1, 4), zeros=2)},
-            "swaps: expected a pattern that prunes whole units, got block((1, 4), ",
-        ),
-        (
             {
                 "pattern": sf.patterns.block((1, 3)),
                 "mask": torch.tensor([[True, True, False, True], [True] * 4]),
@@ -343,3 +360,11 @@ def test_parts_of_units_are_refused_in_each_member():
     pattern = sf.patterns.block((1, 2))
     with pytest.raises(ValueError, match="keeps 1 of 1 in part"):
         torch.vmap(lambda m: swaps(torch.ones(1, 2), torch.eye(2), m, pattern))(masks)
+
+
+def test_nan_is_refused_in_each_member():
+    weights = torch.tensor([[[1.0, 2.0]], [[torch.nan, 1.0]]])
+    mask = torch.tensor([[True, False]])
+    for pattern in (None, sf.patterns.block((1, 2), zeros=1)):
+        with pytest.raises(ValueError, match="swaps: expected a finite weight"):
+            torch.vmap(lambda w, p=pattern: swaps(w, torch.eye(2), mask, p))(weights)
