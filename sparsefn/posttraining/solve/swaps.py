@@ -48,6 +48,9 @@ def swaps(
     ... )
     >>> sf.solve.swaps(weight, hessian, torch.tensor([[False, True, True]]))
     tensor([[ True, False,  True]])
+    >>> pairs = sf.patterns.block((1, 2))
+    >>> sf.solve.swaps(weight, hessian, torch.tensor([[False, False, True]]), pairs)
+    tensor([[ True,  True, False]])
 
     Args:
         weight: The weight of a linear layer, (out, in).
@@ -56,7 +59,7 @@ def swaps(
             It keeps or prunes each unit whole, unless `pattern` prunes a part of it.
         pattern: Which weights are kept or pruned together, as a unit, and which units
             change places: the units of a group. By default single weights inside rows.
-        most: The most swaps of a band.
+        most: The most swaps of a band of rows.
 
     Returns:
         A mask like `mask`, with as many units in each group. The error sum((masked -
@@ -68,25 +71,27 @@ def swaps(
             chooses units together.
         TypeError: Another dtype, or no pattern.
 
-    A swap prunes one unit and brings a pruned one of its group back. A band is the
-    fewest rows that no unit and no group crosses: one row for `nm(2, 4)`, four rows for
-    `nm(2, 4, axis=0)`, all rows for `channel(0)` and `channel(1)`. Each band makes the
-    swap that lowers its error most, until none does. Among equal swaps the lowest flat
-    index of the pruned unit is first, then that of the unit that comes back.
+    A swap prunes one unit and brings back a pruned unit of its group. A band is the
+    fewest rows that no unit and no group leaves: one row for `nm(2, 4)`, four rows for
+    `nm(2, 4, axis=0)`, all rows for `channel(1)` and `in_groups(2)`. Each band makes
+    the swap that lowers its error most, until none does. Of equal swaps the first is
+    the one that prunes the unit of the lowest flat index; then the one that brings back
+    the unit of the lowest index.
 
-    Where all units of the weight compete, as with `unstructured()` and `block((4, 4))`,
-    they change places inside rows of units, so that many swaps are made at once; only
-    units as wide as the weight change places over all rows. Units that a pattern never
-    keeps, as `nearly_diagonal(3)` outside of its diagonals, stay as they are. Where a
-    pruned unit keeps some weights, as with `block((1, 4), zeros=2)`, a unit that `mask`
-    keeps whole can lose its weights of least w^2 H_jj, and any other unit the weights
-    that `mask` prunes. A swap of
-    `transposable(2, 4)` would have to keep the counts of rows and of columns, which no
-    swap of two weights does.
+    Where all units of the weight are one group, as with `unstructured()` and
+    `block((4, 4))`, units change places inside their row of units, so that all rows
+    swap at once. Units as wide as the weight, as with `channel(0)`, change places with
+    all others. Units that the pattern never keeps, as `nearly_diagonal(3)` outside of
+    its diagonals, do not change. Where a pruned unit keeps some weights, as with
+    `block((1, 4), zeros=2)`, a unit that is whole in `mask` can lose its weights of
+    least w^2 H_jj, and another unit the weights that `mask` prunes.
+
+    `transposable(2, 4)` is refused: two weights that change places are in other rows or
+    in other columns, so no swap keeps the counts of both.
 
     `refit` finds the weights for the mask, and `layerwise` does both for a model:
-    `lambda w, h, m: (w, sf.solve.swaps(w, h, m))`. A swap takes time of the pairs of
-    units in a row of units, where they are in one group. Computed in float64.
+    `lambda w, h, m: (w, sf.solve.swaps(w, h, m))`. A swap takes time of the pairs of a
+    group in one row of units, for each group. Computed in float64.
 
     Zimmer et al. 2025, arXiv 2512.10922, algorithm 1.
     """
