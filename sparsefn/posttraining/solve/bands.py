@@ -67,21 +67,24 @@ class Bands:
         width = self.n_places * b
         self.w = w.reshape(-1, a, columns)  # (lines, rows of a line, columns)
         self.h = h
-        lost = w.masked_fill(kept, 0.0).reshape(-1, columns)
-        self.pull = (lost @ h).reshape(self.w.shape)  # D H
+        lost = w.masked_fill(kept, 0.0)
+        pull = lost.reshape(-1, columns) @ h
+        self.pull = pull.reshape(self.w.shape)  # D H
         self.h_of_groups = _diagonal_blocks(h, width)
-        self.alone = self._alone()
-        self.kept = kept.reshape(self.w.shape)[:, 0, ::b].clone()  # (lines, units)
-        self.open = torch.ones_like(self.kept)
+        in_lines = kept.reshape(self.w.shape)
+        self.kept = in_lines[:, 0, ::b].clone()  # (lines, units)
+        self.alone = self._alone()  # (U_p H, U_p), inf where p does not change places
         if allowed is not None:
-            self.open = allowed.reshape(self.kept.shape)
+            shut = ~allowed.reshape(self.kept.shape)
+            self.alone.masked_fill_(shut, torch.inf)
         self.cost = torch.empty_like(self.alone)  # of pruning a unit, inf if it cannot
         self.gain = torch.empty_like(self.alone)  # of bringing it back, the same
         self.inside = torch.empty_like(self.alone)  # with the best q in the line
-        every = torch.arange(len(self.w), device=w.device)
+        n_lines = len(self.w)
+        every = torch.arange(n_lines, device=w.device)
         self.n_at_once = max(1, at_once // (columns * width))
         self.table: Tensor | None = None
-        if self.n_lines == 1 or len(every) <= self.n_at_once:
+        if self.n_lines == 1 or n_lines <= self.n_at_once:
             self.table = self._products(every)
         self._work_out(every)
 
@@ -89,7 +92,8 @@ class Bands:
     def mask(self) -> Tensor:
         """The mask by now, of the weights' shape."""
         bands, rows, columns = self.shape
-        elements = over_elements(self.kept, self.unit, (bands * rows, columns))
+        shape = (bands * rows, columns)
+        elements = over_elements(self.kept, self.unit, shape)
         return elements.reshape(self.shape)
 
     def step(self, limit: Tensor) -> bool:
@@ -104,15 +108,19 @@ class Bands:
         return True
 
     def _alone(self) -> Tensor:
-        # (U_p H, U_p) of each unit
+        n_units = self.kept.shape[1]
         b = self.unit[1]
-        rows = self.w.reshape(-1, self.w.shape[2] // b, b).transpose(0, 1)
-        pulled = (rows @ _diagonal_blocks(self.h, b)).transpose(0, 1)
-        return self._of_units(pulled.reshape(self.w.shape) * self.w)
+        rows = self.w.reshape(-1, n_units, b)
+        blocks = _diagonal_blocks(self.h, b)
+        pulled = rows.transpose(0, 1) @ blocks
+        pulled = pulled.transpose(0, 1)
+        pulled = pulled.reshape(self.w.shape)
+        return self._of_units(self.w * pulled)
 
     def _of_units(self, x: Tensor) -> Tensor:
         # The sum over each unit of some lines: (lines, units).
-        return pool(x, (1, *self.unit), SUM)[:, 0]
+        box = (1, *self.unit)
+        return pool(x, box, SUM).squeeze(1)
 
     def _products(self, lines: Tensor) -> Tensor:
         # 2 (U_p H, U_q) of the units of each group in some lines: (lines, groups, p, q)
@@ -120,82 +128,107 @@ class Bands:
         n_groups, width, _ = self.h_of_groups.shape
         if self.n_places == 1:
             return self.w.new_zeros(len(lines), n_groups, 1, 1)
-        w = self.w[lines].reshape(-1, a, n_groups, width).permute(0, 2, 3, 1)
-        return pool(2 * (w @ w.mT) * self.h_of_groups, (1, 1, b, b), SUM)
+        w = self.w[lines]
+        w = w.reshape(-1, a, n_groups, width)
+        w = w.permute(0, 2, 3, 1)
+        of_weights = 2 * (w @ w.mT) * self.h_of_groups
+        box = (1, 1, b, b)
+        return pool(of_weights, box, SUM)
 
     def _crossed(self, lines: Tensor) -> Tensor:
-        return self._products(lines) if self.table is None else self.table[lines]
+        if self.table is None:
+            return self._products(lines)
+        return self.table[lines]
 
     def _work_out(self, lines: Tensor) -> None:
         # What swaps add, for lines that have changed.
         for some in torch.split(lines, self.n_at_once):
-            pulled = self._of_units(2 * self.w[some] * self.pull[some])
+            w = self.w[some]
             kept = self.kept[some]
-            shut = ~self.open[some]
-            cost = (self.alone[some] + pulled).masked_fill(~kept | shut, torch.inf)
-            gain = (self.alone[some] - pulled).masked_fill(kept | shut, torch.inf)
+            alone = self.alone[some]
+            pulled = self._of_units(2 * w * self.pull[some])
+            cost = alone + pulled
+            gain = alone - pulled
+            cost = cost.masked_fill(~kept, torch.inf)
+            gain = gain.masked_fill(kept, torch.inf)
             self.cost[some] = cost
             self.gain[some] = gain
             in_groups = (len(some), -1, self.n_places)
             of_p = cost.reshape(in_groups)[..., :, None]
             of_q = gain.reshape(in_groups)[..., None, :]
-            change = (of_p + of_q).sub_(self._crossed(some))
-            self.inside[some] = change.amin(-1).flatten(1)
+            change = of_p + of_q
+            change -= self._crossed(some)
+            least = change.amin(-1)
+            self.inside[some] = least.flatten(1)
 
     def _best_swap(self) -> Swap:
+        n_bands = self.shape[0]
         n_units = self.kept.shape[1]
-        sizes = (self.shape[0], self.n_lines, -1, self.n_places)
+        sizes = (n_bands, self.n_lines, -1, self.n_places)
         cost = self.cost.reshape(sizes)
         gain = self.gain.reshape(sizes)
         of_p = self.inside.reshape(sizes)
         if self.n_lines > 1:
-            beside = _least_of_others(gain.amin(-1, keepdim=True))
+            of_line = gain.amin(-1, keepdim=True)
+            beside = _least_of_others(of_line)
             of_p = torch.minimum(of_p, cost + beside)
         of_p = of_p.flatten(1)
         least = of_p.amin(1)
         p = _first(of_p, least)
-        band = torch.arange(len(p), device=p.device)
+        band = torch.arange(n_bands, device=p.device)
         line = p // n_units
         group = p % n_units // self.n_places
         place = p % self.n_places
-        of_q = cost.flatten(1)[band, p][:, None, None] + gain[band, :, group]
-        crossed = self._crossed(band * self.n_lines + line)
+        cost_of_p = cost.flatten(1)[band, p]
+        of_q = cost_of_p[:, None, None] + gain[band, :, group]
+        lines = band * self.n_lines + line
+        crossed = self._crossed(lines)
         of_q[band, line] -= crossed[band, group, place]
         of_q = of_q.flatten(1)
         at = _first(of_q, of_q.amin(1))
-        q_in_line = group * self.n_places + at % self.n_places
-        return Swap(least, band, p, at // self.n_places * n_units + q_in_line)
+        line = at // self.n_places
+        place = at % self.n_places
+        q = line * n_units + group * self.n_places + place
+        return Swap(least, band, p, q)
 
     def _make(self, swap: Swap) -> None:
         a, b = self.unit
         n_units = self.kept.shape[1]
+        w = self.w.reshape(-1, a, n_units, b)
+        h = self.h.reshape(n_units, b, -1)
         lines = []
-        for flat, back in ((swap.p, False), (swap.q, True)):
+        for flat, sign in ((swap.p, 1), (swap.q, -1)):
             line = swap.band * self.n_lines + flat // n_units
             unit = flat % n_units
-            weights = self.w.reshape(-1, a, n_units, b)[line, :, unit]
-            pull = weights @ self.h.reshape(n_units, b, -1)[unit]
-            self.pull[line] += -pull if back else pull
-            self.kept[line, unit] = back
+            weights = w[line, :, unit]
+            self.pull[line] += sign * (weights @ h[unit])
+            self.kept[line, unit] = sign < 0
             lines.append(line)
-        self._work_out(lines[0] if self.n_lines == 1 else torch.cat(lines))
+        if self.n_lines == 1:
+            del lines[1:]  # both are in the same line
+        self._work_out(torch.cat(lines))
 
 
 def _diagonal_blocks(h: Tensor, size: int) -> Tensor:
     n = len(h) // size
-    return h.reshape(n, size, n, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    blocks = h.reshape(n, size, n, size)
+    diagonal = blocks.diagonal(dim1=0, dim2=2)
+    return diagonal.permute(2, 0, 1)
 
 
 def _first(x: Tensor, value: Tensor) -> Tensor:
     # The lowest index in each row of x where it has the value of the row.
-    last = x.shape[1] - 1
-    at = torch.arange(last + 1, device=x.device)
-    return torch.where(x == value[:, None], at, last).amin(1)
+    n = x.shape[1]
+    at = torch.arange(n, device=x.device)
+    found = x == value[:, None]
+    return torch.where(found, at, n - 1).amin(1)
 
 
 def _least_of_others(x: Tensor) -> Tensor:
     # The minimum over all other indices of dimension 1.
     least, at = x.min(1, keepdim=True)
-    second = x.scatter(1, at, torch.inf).amin(1, keepdim=True)
-    is_least = torch.arange(x.shape[1], device=x.device)[:, None, None] == at
+    others = x.scatter(1, at, torch.inf)
+    second = others.amin(1, keepdim=True)
+    index = torch.arange(x.shape[1], device=x.device)
+    is_least = index[:, None, None] == at
     return torch.where(is_least, second, least)

@@ -103,21 +103,26 @@ def swaps(
     swap = _swapped if hidden(w, h, kept) else swapped
     if pattern is None or not pattern.partial or not w.numel():
         return swap(w, h, kept, allowed, unit, group, most)
-    whole = _spread(over_boxes(kept, unit, Pooling("min")), unit, w)
-    stays = torch.where(whole, _spared(pattern, w, h), kept)
+    are_whole = over_boxes(kept, unit, Pooling("min"))
+    whole = _spread(are_whole, unit, w)
+    spared = _spared(pattern, w, h)
+    stays = torch.where(whole, spared, kept)
     lost = w * ~stays  # of all units; a product shows the operator NaN of hidden values
-    return stays | swap(lost, h, whole, allowed, unit, group, most)
+    better = swap(lost, h, whole, allowed, unit, group, most)
+    return better | stays
 
 
 def _spared(pattern: Pattern, w: Tensor, h: Tensor) -> Tensor:
     # The weights that are kept where every unit is pruned.
     units = units_of(pattern, tuple(w.shape))
     none = torch.zeros(units.rows, dtype=torch.bool, device=w.device)
-    return unit_mask(units, none, w.double().square() * h.double().diagonal())
+    inputs = h.double().diagonal()
+    scores = w.double().square() * inputs
+    return unit_mask(units, none, scores)
 
 
 def _spread(flags: Tensor, unit: Box, w: Tensor) -> Tensor:
-    return over_elements(flags, unit, (w.shape[0], w.shape[1]))
+    return over_elements(flags, unit, tuple(w.shape))
 
 
 def _groups(pattern: Pattern | None, w: Tensor) -> tuple[Box, Box, Tensor | None]:
@@ -138,9 +143,12 @@ def _groups(pattern: Pattern | None, w: Tensor) -> tuple[Box, Box, Tensor | None
     if group == units.grid and (pattern.elementwise or group[1] > 1):
         group = (1, group[1])
     # No unit is larger than the weight, where its block may be.
-    unit = (min(units.unit[0], w.shape[0]), min(units.unit[1], w.shape[1]))
+    pairs = zip(units.unit, w.shape, strict=True)
+    unit = tuple(min(b, size) for b, size in pairs)
     allowed = units.allowed
-    return unit, group, None if allowed is None else allowed.to(w.device)
+    if allowed is not None:
+        allowed = allowed.to(w.device)
+    return unit, group, allowed
 
 
 def swapped(
@@ -173,23 +181,38 @@ def swapped(
     if more_rows or more_columns:  # zeros make the units at the far borders whole
         w = pad(w, (0, more_columns, 0, more_rows))
         h = pad(h, (0, more_columns, 0, more_columns))
-        mask = _spread(kept[::a, ::b], (a, b), w)
+        flags = kept[::a, ::b]
+        mask = _spread(flags, (a, b), w)
     height = group[0] * a
-    n_parts = max(1, -(-w.numel() * group[1] * b // AT_ONCE))
-    weights = w.reshape(-1, height, len(h)).chunk(n_parts)
-    masks = mask.reshape(-1, height, len(h)).chunk(n_parts)
+    width = group[1] * b
+    n_parts = max(1, -(-w.numel() * width // AT_ONCE))
+    in_bands = (-1, height, len(h))
+    weights = w.reshape(in_bands).chunk(n_parts)
+    masks = mask.reshape(in_bands).chunk(n_parts)
+    n_bands = len(w) // height
     open_units: Sequence[Tensor | None] = [None] * len(weights)
     if allowed is not None:
-        open_units = allowed.reshape(len(w) // height, -1).chunk(n_parts)
-    done = []
+        open_units = allowed.reshape(n_bands, -1).chunk(n_parts)
+    done = [masks[0][:0]]
     for i in own(len(weights)):
+        bands: _Rows | Bands
         if height == 1 and b == 1 and allowed is None:
-            bands: _Rows | Bands = _Rows(weights[i], masks[i], h, group[1])
+            bands = _Rows(weights[i], masks[i], h, width)
         else:
-            bands = Bands(weights[i], masks[i], h, open_units[i], unit, group, AT_ONCE)
-        done.append(_refined(bands, weights[i], masks[i], h, most))
-    (refined,) = gathered(torch.cat([*done, mask[:0].reshape(0, height, len(h))]))
-    return refined.flatten(0, 1)[:rows, :columns].contiguous()
+            bands = Bands(
+                weights[i],
+                masks[i],
+                h,
+                open_units[i],
+                unit,
+                group,
+                AT_ONCE,
+            )
+        refined = _refined(bands, weights[i], masks[i], h, most)
+        done.append(refined)
+    (of_all,) = gathered(torch.cat(done))
+    new = of_all.flatten(0, 1)
+    return new[:rows, :columns].contiguous()
 
 
 _swapped = torch.library.custom_op("sparsefn::swaps", swapped, mutates_args=())
@@ -204,7 +227,8 @@ def _check_whole(kept: Tensor, unit: Box) -> None:
         return
     some = over_boxes(kept, unit, Pooling("max"))
     every = over_boxes(kept, unit, Pooling("min"))
-    broken = read((some != every).sum())
+    in_part = some != every
+    broken = read(in_part.sum())
     if broken:
         raise ValueError(
             "swaps: expected a mask that keeps or prunes each unit whole, got one that "
@@ -217,11 +241,13 @@ def _refined(
 ) -> Tensor:
     # The masks of some bands.
     start = _errors(w, kept, h)
+    limit = -_LEAST * start
     for _ in range(most):
-        if not bands.step(-_LEAST * start):
+        if not bands.step(limit):
             break
-    is_worse = _errors(w, bands.mask, h) > start
-    return torch.where(is_worse[:, None, None], kept, bands.mask)
+    refined = bands.mask
+    is_worse = _errors(w, refined, h) > start
+    return torch.where(is_worse[:, None, None], kept, refined)
 
 
 class _Swap(NamedTuple):
@@ -338,5 +364,8 @@ def _lowest(columns: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
 
 def _errors(w: Tensor, kept: Tensor, h: Tensor) -> Tensor:
     # The error of each band.
-    change = w.masked_fill(kept, 0.0).flatten(0, 1)
-    return (change @ h * change).reshape(len(w), -1).sum(1)
+    change = w.masked_fill(kept, 0.0)
+    change = change.flatten(0, 1)
+    of_weights = change @ h * change
+    of_bands = of_weights.reshape(len(w), -1)
+    return of_bands.sum(1)
