@@ -45,7 +45,11 @@ INPUTS: Mapping[str, Sequence[tuple[Any, ...]]] = {
     ],
     "refit": [(W, HESSIAN, FLAGS, 0.01, None), (W, HESSIAN, FLAGS, 0.01, 2 * W)],
     "reinterpreted": [(W, torch.int32), (NARROW, torch.int16)],
-    "swaps": [(W, HESSIAN, FLAGS, 3, 5)],
+    "swaps": [
+        (W, HESSIAN, FLAGS, None, [1, 1], [1, 3], 5),
+        (W, HESSIAN, FLAGS, W < 0.5, [1, 1], [2, 6], 5),
+        (W, HESSIAN, W[:1].expand(4, 6) > 0, None, [4, 1], [1, 6], 5),
+    ],
     "threefry2x32": [
         (KEY, None, 5, "uniform", torch.float32),
         (torch.stack([KEY, KEY + 1]), torch.arange(4), 4, "uniform", torch.float64),

@@ -1,28 +1,34 @@
-"""A better mask of the same counts: weights of a row change places, the best pair
+"""A better mask of the same counts: units of a group change places, the best pair
 first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sparsefn._engine.leaves import hidden, one_by_one
 from sparsefn._engine.processes import check_alike, gathered, own
+from sparsefn._engine.sums import Box, Pooling
 from sparsefn._engine.transforms import read
 from sparsefn.core.checks import check_int
-from sparsefn.masks.patterns.kinds import Pattern, unstructured
+from sparsefn.masks.patterns.boxes import over_boxes, over_elements
+from sparsefn.masks.patterns.kinds import Pattern
+from sparsefn.masks.patterns.tied_sets import TiedPattern
+from sparsefn.masks.patterns.units import check_single, unit_mask, units_of
 from sparsefn.posttraining.solve.arguments import (
     check_finite,
     check_kept,
-    groups_in_rows,
     in_one_dtype,
 )
+from sparsefn.posttraining.solve.bands import Bands
 
-AT_ONCE = 2**23  # changes of the error, one a pair, that are held at one time
-# A swap lowers a row's error by this share at least, so that rounding makes no swap.
+AT_ONCE = 2**23  # products of two weights that are held at one time
+# A swap lowers the error of a band by this share at least, so that rounding makes none.
 _LEAST = 2.0**-36
 
 
@@ -42,64 +48,171 @@ def swaps(
     ... )
     >>> sf.solve.swaps(weight, hessian, torch.tensor([[False, True, True]]))
     tensor([[ True, False,  True]])
+    >>> pairs = sf.patterns.block((1, 2))
+    >>> sf.solve.swaps(weight, hessian, torch.tensor([[False, False, True]]), pairs)
+    tensor([[ True,  True, False]])
 
     Args:
         weight: The weight of a linear layer, (out, in).
         hessian: The gram of its inputs, (in, in), symmetric.
         mask: Bool tensor of the weight's shape: the mask to start from, of any method.
-        pattern: Where weights may change places: inside its groups, which lie in rows,
-            as with `nm(2, 4)`. By default inside rows.
-        most: The most swaps of a row.
+            It keeps or prunes each unit whole, unless `pattern` prunes a part of it.
+        pattern: Which weights are kept or pruned together, as a unit, and which units
+            change places: the units of a group. By default single weights inside rows.
+        most: The most swaps of a band of rows.
 
     Returns:
-        A mask like `mask`, with as many weights in each row, or in each group. The
-        error sum((masked - weight) @ hessian * (masked - weight)) of no row is larger
-        than with `mask`.
+        A mask like `mask`, with as many units in each group. The error sum((masked -
+        weight) @ hessian * (masked - weight)) of no band is larger than with `mask`.
 
     Raises:
-        ValueError: Shapes do not fit, values are not finite, `most` is negative, or
-            groups of `pattern` do not lie in rows.
-        TypeError: Another dtype.
+        ValueError: Shapes do not fit, values are not finite, `most` is negative, the
+            mask keeps a part of a unit, or the pattern is for several weights or
+            chooses units together.
+        TypeError: Another dtype, or no pattern.
 
-    A swap prunes one weight and brings a pruned one back. Each row makes the swap that
-    lowers its error most, the first pair among equal ones, until none does. `refit`
-    finds the weights for the mask, and `layerwise` does both for a model:
-    `lambda w, h, m: (w, sf.solve.swaps(w, h, m))`. A swap takes time of a row's kept
-    times its pruned weights, or of their number in all groups. Computed in float64.
+    A swap prunes one unit and brings back a pruned unit of its group. A band is the
+    fewest rows that no unit and no group leaves: one row for `nm(2, 4)`, four rows for
+    `nm(2, 4, axis=0)`, all rows for `channel(1)` and `in_groups(2)`. Each band makes
+    the swap that lowers its error most, until none does. Of equal swaps the first is
+    the one that prunes the unit of the lowest flat index; then the one that brings back
+    the unit of the lowest index.
+
+    Where all units of the weight are one group, as with `unstructured()` and
+    `block((4, 4))`, units change places inside their row of units, so that all rows
+    swap at once. Units as wide as the weight, as with `channel(0)`, change places with
+    all others. Units that the pattern never keeps, as `nearly_diagonal(3)` outside of
+    its diagonals, do not change. Where a pruned unit keeps some weights, as with
+    `block((1, 4), zeros=2)`, a unit that is whole in `mask` can lose its weights of
+    least w^2 H_jj, and another unit the weights that `mask` prunes.
+
+    `transposable(2, 4)` is refused: two weights that change places are in other rows or
+    in other columns, so no swap keeps the counts of both.
+
+    `refit` finds the weights for the mask, and `layerwise` does both for a model:
+    `lambda w, h, m: (w, sf.solve.swaps(w, h, m))`. A swap takes time of the pairs of a
+    group in one row of units, for each group. Computed in float64.
 
     Zimmer et al. 2025, arXiv 2512.10922, algorithm 1.
     """
     w, h = in_one_dtype("swaps", weight, hessian)
     kept = check_kept("swaps", mask, weight)
-    width = max(w.shape[1], 1)
-    if pattern is not None and pattern != unstructured():
-        width, _ = groups_in_rows("swaps", pattern, w)
+    unit, group, allowed = _groups(pattern, w)
     check_int("swaps", "most", most, 0)
     check_alike("swaps", w, h, kept, pattern, most)
     swap = _swapped if hidden(w, h, kept) else swapped
-    return swap(w, h, kept, width, most)
+    if pattern is None or not pattern.partial or not w.numel():
+        return swap(w, h, kept, allowed, unit, group, most)
+    are_whole = over_boxes(kept, unit, Pooling("min"))
+    whole = _spread(are_whole, unit, w)
+    spared = _spared(pattern, w, h)
+    stays = torch.where(whole, spared, kept)
+    lost = w * ~stays  # of all units; a product shows the operator NaN of hidden values
+    better = swap(lost, h, whole, allowed, unit, group, most)
+    return better | stays
 
 
-def swapped(w: Tensor, h: Tensor, kept: Tensor, width: int, most: int) -> Tensor:
-    """`swaps` of arguments that were checked: inside groups of `width` columns.
+def _spared(pattern: Pattern, w: Tensor, h: Tensor) -> Tensor:
+    # The weights that are kept where every unit is pruned.
+    units = units_of(pattern, tuple(w.shape))
+    none = torch.zeros(units.rows, dtype=torch.bool, device=w.device)
+    inputs = h.double().diagonal()
+    scores = w.double().square() * inputs
+    return unit_mask(units, none, scores)
+
+
+def _spread(flags: Tensor, unit: Box, w: Tensor) -> Tensor:
+    return over_elements(flags, unit, tuple(w.shape))
+
+
+def _groups(pattern: Pattern | None, w: Tensor) -> tuple[Box, Box, Tensor | None]:
+    # The box of a unit, the box of a group, and which units may change places.
+    if pattern is None:
+        return (1, 1), (1, w.shape[1]), None
+    if not isinstance(pattern, Pattern):
+        raise TypeError(
+            "swaps: expected pattern to be one such as sf.patterns.nm(2, 4), got "
+            f"{pattern!r}"
+        )
+    if isinstance(pattern, TiedPattern):
+        raise ValueError(f"swaps: expected a pattern of one weight, got {pattern}")
+    check_single("swaps", pattern)
+    units = units_of(pattern, tuple(w.shape))
+    group = units.group
+    # A row of units may be all that the weight has, but not of single weights.
+    if group == units.grid and (pattern.elementwise or group[1] > 1):
+        group = (1, group[1])
+    # No unit is larger than the weight, where its block may be.
+    pairs = zip(units.unit, w.shape, strict=True)
+    unit = tuple(min(b, size) for b, size in pairs)
+    allowed = units.allowed
+    if allowed is not None:
+        allowed = allowed.to(w.device)
+    return unit, group, allowed
+
+
+def swapped(
+    w: Tensor,
+    h: Tensor,
+    kept: Tensor,
+    allowed: Tensor | None,
+    unit: Sequence[int],
+    group: Sequence[int],
+    most: int,
+) -> Tensor:
+    """`swaps` of arguments that were checked: units and groups are boxes, of weights
+    and of units, and `allowed` says which units may change places.
 
     >>> mask = torch.tensor([[True, False]])
-    >>> swapped(torch.tensor([[1.0, 2.0]]), torch.eye(2), mask, 2, 9)
+    >>> swapped(torch.tensor([[1.0, 2.0]]), torch.eye(2), mask, None, [1, 1], [1, 2], 9)
     tensor([[False,  True]])
     """
     check_finite("swaps", weight=w, hessian=h)  # hidden until now by a transform
     if not w.numel():
         return kept.clone()
+    a, b = unit
+    _check_whole(kept, (a, b))
+    rows, columns = w.shape
     w = w.double()
     h = h.double()
+    mask = kept
+    more_rows = -rows % a
+    more_columns = -columns % b
+    if more_rows or more_columns:  # zeros make the units at the far borders whole
+        w = pad(w, (0, more_columns, 0, more_rows))
+        h = pad(h, (0, more_columns, 0, more_columns))
+        flags = kept[::a, ::b]
+        mask = _spread(flags, (a, b), w)
+    height = group[0] * a
+    width = group[1] * b
     n_parts = max(1, -(-w.numel() * width // AT_ONCE))
-    weights = w.chunk(n_parts)
-    masks = kept.chunk(n_parts)
-    done = []
+    in_bands = (-1, height, len(h))
+    weights = w.reshape(in_bands).chunk(n_parts)
+    masks = mask.reshape(in_bands).chunk(n_parts)
+    n_bands = len(w) // height
+    open_units: Sequence[Tensor | None] = [None] * len(weights)
+    if allowed is not None:
+        open_units = allowed.reshape(n_bands, -1).chunk(n_parts)
+    done = [masks[0][:0]]
     for i in own(len(weights)):
-        done.append(_refined(weights[i], masks[i], h, width, most))
-    (refined,) = gathered(torch.cat([*done, kept[:0]]))
-    return refined
+        bands: _Rows | Bands
+        if height == 1 and b == 1 and allowed is None:
+            bands = _Rows(weights[i], masks[i], h, width)
+        else:
+            bands = Bands(
+                weights[i],
+                masks[i],
+                h,
+                open_units[i],
+                unit,
+                group,
+                AT_ONCE,
+            )
+        refined = _refined(bands, weights[i], masks[i], h, most)
+        done.append(refined)
+    (of_all,) = gathered(torch.cat(done))
+    new = of_all.flatten(0, 1)
+    return new[:rows, :columns].contiguous()
 
 
 _swapped = torch.library.custom_op("sparsefn::swaps", swapped, mutates_args=())
@@ -109,20 +222,32 @@ _swapped.register_fake(
 one_by_one(_swapped)
 
 
-def _refined(w: Tensor, kept: Tensor, h: Tensor, width: int, most: int) -> Tensor:
-    # The masks of some rows.
+def _check_whole(kept: Tensor, unit: Box) -> None:
+    if unit == (1, 1):
+        return
+    some = over_boxes(kept, unit, Pooling("max"))
+    every = over_boxes(kept, unit, Pooling("min"))
+    in_part = some != every
+    broken = read(in_part.sum())
+    if broken:
+        raise ValueError(
+            "swaps: expected a mask that keeps or prunes each unit whole, got one that "
+            f"keeps {broken} of {some.numel()} in part"
+        )
+
+
+def _refined(
+    bands: _Rows | Bands, w: Tensor, kept: Tensor, h: Tensor, most: int
+) -> Tensor:
+    # The masks of some bands.
     start = _errors(w, kept, h)
-    rows = _Rows(w, kept, h, width)
-    if not rows.crossed.numel():  # every group keeps all weights, or none
-        return rows.kept
+    limit = -_LEAST * start
     for _ in range(most):
-        swap = rows.best_swap()
-        moves = swap.change < -_LEAST * start
-        if not read(moves.any()):
+        if not bands.step(limit):
             break
-        rows.make(_Swap(*(x[moves] for x in swap)))
-    is_worse = _errors(w, rows.kept, h) > start
-    return torch.where(is_worse[:, None], kept, rows.kept)
+    refined = bands.mask
+    is_worse = _errors(w, refined, h) > start
+    return torch.where(is_worse[:, None, None], kept, refined)
 
 
 class _Swap(NamedTuple):
@@ -138,11 +263,15 @@ class _Swap(NamedTuple):
 
 
 class _Rows:
-    # Rows of which weights change places. With d = w off the mask, the error of a row
-    # is d H d'. Pruning p and bringing q back adds to it
+    # Bands of one row, of which single weights change places: `Bands` for this case,
+    # with the products of those pairs alone that can change places. With d = w off the
+    # mask, the error of a row is d H d'. Pruning p and bringing q back adds to it
     #   2 w_p (d H)_p + w_p^2 H_pp - 2 w_q (d H)_q + w_q^2 H_qq - 2 w_p w_q H_pq.
 
     def __init__(self, w: Tensor, kept: Tensor, h: Tensor, width: int) -> None:
+        self.shape = w.shape
+        w = w.flatten(0, 1)
+        kept = kept.flatten(0, 1)
         self.w = w
         self.h = h
         self.kept = kept.clone()
@@ -156,6 +285,21 @@ class _Rows:
             self.prune[..., :, None],
             self.bring[..., None, :],
         )
+
+    @property
+    def mask(self) -> Tensor:
+        return self.kept.reshape(self.shape)
+
+    def step(self, limit: Tensor) -> bool:
+        # As `Bands.step`.
+        if not self.crossed.numel():  # every group keeps all weights, or none
+            return False
+        swap = self.best_swap()
+        moves = swap.change < limit
+        if not read(moves.any()):
+            return False
+        self.make(_Swap(*(x[moves] for x in swap)))
+        return True
 
     def products(self, row: Tensor, p: Tensor, q: Tensor) -> Tensor:
         # 2 w_p w_q H_pq
@@ -219,5 +363,9 @@ def _lowest(columns: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _errors(w: Tensor, kept: Tensor, h: Tensor) -> Tensor:
+    # The error of each band.
     change = w.masked_fill(kept, 0.0)
-    return (change @ h * change).sum(1)
+    change = change.flatten(0, 1)
+    of_weights = change @ h * change
+    of_bands = of_weights.reshape(len(w), -1)
+    return of_bands.sum(1)

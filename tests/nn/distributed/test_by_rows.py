@@ -3,6 +3,7 @@ processes do otherwise.
 """
 
 import contextlib
+import importlib
 from unittest import mock
 
 import pytest
@@ -63,6 +64,13 @@ def solves(rows):
         "obs_exact, 2:4",
         lambda: sf.solve.obs_exact(narrow, square, None, patterns.nm(2, 4)),
     )
+    yield "swaps", lambda: (sf.solve.swaps(narrow, square, kept[:, :12]),)
+    for pattern in (patterns.block((2, 2)), patterns.channel(0), patterns.channel(1)):
+        mask = sf.masks.topk_mask(narrow, 1, pattern=pattern)
+        yield (
+            f"swaps, {pattern}",
+            lambda m=mask, p=pattern: (sf.solve.swaps(narrow, square, m, p),),
+        )
 
     def algorithm(made, w=w, path="w"):
         def run():
@@ -115,6 +123,7 @@ def solves(rows):
 
 def cases():
     sparsegpt.ENTRIES, greedy.AT_ONCE = (SMALL, SMALL), 12**2 * 4
+    importlib.import_module("sparsefn.posttraining.solve.swaps").AT_ONCE = 12**2 * 4
 
     def has_the_bits_of_one_process(solve):
         alone = solve()
