@@ -16,7 +16,7 @@ from hypothesis import settings
 
 # A check that tries a quarter of them has two: Hypothesis begins with the simplest.
 settings.register_profile("quick", derandomize=True, max_examples=5, deadline=None)
-settings.register_profile("default", derandomize=True, max_examples=25, deadline=None)
+settings.register_profile("default", derandomize=True, max_examples=12, deadline=None)
 settings.register_profile("deep", max_examples=500, deadline=None)
 settings.load_profile("default")
 

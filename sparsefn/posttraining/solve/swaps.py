@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sparsefn._engine.leaves import hidden, one_by_one
+from sparsefn._engine.numbers import folded
 from sparsefn._engine.processes import check_alike, gathered, own
 from sparsefn._engine.sums import Box, Pooling
 from sparsefn._engine.transforms import read
@@ -366,6 +367,6 @@ def _errors(w: Tensor, kept: Tensor, h: Tensor) -> Tensor:
     # The error of each band.
     change = w.masked_fill(kept, 0.0)
     change = change.flatten(0, 1)
-    of_weights = change @ h * change
-    of_bands = of_weights.reshape(len(w), -1)
-    return of_bands.sum(1)
+    of_rows = (change @ h * change).sum(1)
+    in_bands = of_rows.reshape(len(w), -1)
+    return folded(in_bands.mT)  # in one order, whatever the number of threads
