@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from property_tests import method_rows, registry
-from property_tests.effort import seed, tries
+from property_tests.effort import seed, tries_of_a_row
 from property_tests.registry import QUICK_ROWS, ROWS
 from sparsefn import algorithms
 from sparsefn.testing import LAWS, Check, Law, Row, check_row, parametrize_laws
@@ -27,7 +27,7 @@ CHECKS = [(law, check) for law in LAWS if law is not COMPILE for check in law.ch
 )
 @parametrize_laws(ROWS, laws=[law for law in LAWS if law is not COMPILE])
 def test_laws_hold(law: Law, check: Check, row: Row) -> None:
-    check_row(law, check, row, max_examples=tries(), seed=seed())
+    check_row(law, check, row, max_examples=tries_of_a_row(), seed=seed())
 
 
 def test_every_law_binds_a_row_and_every_row_is_bound_by_many() -> None:
