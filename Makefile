@@ -45,7 +45,7 @@ triton: $(VENV)/.installed-triton  ## run the kernels in Triton's interpreter an
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(py) -m pytest kernels/tests
 	OMP_NUM_THREADS=1 $(py) -m pytest kernels/tests
 
-recipes: $(VENV)/.installed-recipes  ## run every page of docs/recipes, and what needs the libraries that they need
+recipes: $(VENV)/.installed-recipes  ## run every page of docs/recipes, and what needs the libraries that they need; ARGS="..." for pytest
 	OMP_NUM_THREADS=1 $(py) $(pytest) docs/recipes tests/nn/integrations tests/test_public.py::test_examples_are_right $(ARGS)
 
 demo: $(VENV)/.installed-demo  ## train a small sparse network; options in ARGS="..."

@@ -182,9 +182,9 @@ def text(results: dict[str, Any], systems: dict[str, Any]) -> str:
         table=table(["", *laws.LAWS], rows),
         versions=table(["system", "what prunes", "versions", "run on"], versions),
     )
-    for name, (text, head) in TABLES.items():
+    for name, (section, head) in TABLES.items():
         if done := results[name]:
-            out += text.format(
+            out += section.format(
                 table=table(head, done["rows"]),
                 versions=listed(done["versions"]),
                 date=done["date"],

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from sparsefn._engine.numbers import folded
+from sparsefn.core.checks import is_number
 from sparsefn.core.tree import Leaves
 
 _EDGE = 1e-6  # draws stay this far from 0 and 1, where the noise is infinite
@@ -26,6 +29,15 @@ def prior_of(name: str, path: str, leaf: Tensor, priors: Leaves) -> Tensor:
             f"{path!r}, got {got}: choose the same leaves by where="
         )
     return priors[path].to(leaf.device)
+
+
+def check_strength(name: str, strength: object) -> None:
+    """Raise ValueError for what is no finite number.
+
+    >>> check_strength("maskllm", 3.0)
+    """
+    if not is_number(strength) or not math.isfinite(strength):
+        raise ValueError(f"{name}: expected a finite strength, got {strength!r}")
 
 
 def gumbel(uniform: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from sparsefn._engine.numbers import Real
 from sparsefn._engine.processes import check_plain, outside
 from sparsefn.algorithms.competition import Competition
-from sparsefn.algorithms.mask_draws import prior_of
+from sparsefn.algorithms.mask_draws import check_strength, prior_of
 from sparsefn.algorithms.memory import Scores
 from sparsefn.algorithms.reparam.base import Reparametrisation
 from sparsefn.algorithms.unit_table import unit_table
@@ -125,7 +125,7 @@ def hard_concrete(
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
         gates = {}
         for path, log_alpha in latents["gate"].items():
-            u = uniform_at(step, key, path, log_alpha) * (1 - 2 * _EDGE) + _EDGE
+            u = _inner_uniform_at(step, key, path, log_alpha)
             gates[path] = drawn_gate(log_alpha, u, beta, gamma, zeta)
         return gated(latents, gates)
 
@@ -158,6 +158,11 @@ def uniform_at(step: Step, key: Tensor, path: str, like: Tensor) -> Tensor:
         return random.uniform_like(own, x)
 
     return outside(draw, like)
+
+
+def _inner_uniform_at(step: Step, key: Tensor, path: str, like: Tensor) -> Tensor:
+    # Away from 0 and 1, where logistic noise is infinite.
+    return uniform_at(step, key, path, like) * (1 - 2 * _EDGE) + _EDGE
 
 
 def drawn_gate(
@@ -384,8 +389,7 @@ def gumbel_gate(
 
     Mozaffari, Hourri, Rastegari and Najibi 2026, arXiv 2605.17289.
     """
-    if not is_number(strength) or not math.isfinite(strength):
-        raise ValueError(f"gumbel_gate: expected a finite strength, got {strength!r}")
+    check_strength("gumbel_gate", strength)
     rule = Competition(unstructured(), global_())
     goal = rule.goal(sparsity)
     times = as_schedule(scale)
@@ -436,6 +440,6 @@ def gumbel_gates(
     """
     gates = {}
     for path, logit in logits.items():
-        u = uniform_at(step, key, path, logit) * (1 - 2 * _EDGE) + _EDGE
+        u = _inner_uniform_at(step, key, path, logit)
         gates[path] = sigmoid((scale * logit.double() + _logistic(u)) / temperature)
     return gates

@@ -4,7 +4,6 @@ train.
 
 from __future__ import annotations
 
-import math
 from itertools import combinations
 
 import torch
@@ -12,11 +11,11 @@ from torch import Tensor
 
 from sparsefn._engine.numbers import folded
 from sparsefn._engine.processes import check_plain
-from sparsefn.algorithms.mask_draws import gumbel, prior_of, softmax
+from sparsefn.algorithms.mask_draws import check_strength, gumbel, prior_of, softmax
 from sparsefn.algorithms.reparam.base import Reparametrisation
 from sparsefn.algorithms.reparam.gates import uniform_at
 from sparsefn.core import random
-from sparsefn.core.checks import described, is_int, is_number
+from sparsefn.core.checks import described, is_int
 from sparsefn.core.schedules import as_schedule
 from sparsefn.core.state import Level, Step, everywhere
 from sparsefn.core.tree import Leaves, Tree, flatten, wide
@@ -78,8 +77,7 @@ def mask_choices(
             f"mask_choices: expected a pattern such as sf.patterns.nm(2, 4), got "
             f"{pattern!r}"
         )
-    if not is_number(strength) or not math.isfinite(strength):
-        raise ValueError(f"mask_choices: expected a finite strength, got {strength!r}")
+    check_strength("mask_choices", strength)
     times = as_schedule(scale)
     warmth = as_schedule(temperature)
     priors = {} if prior is None else flatten(prior)[0]

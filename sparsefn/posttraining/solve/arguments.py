@@ -12,7 +12,8 @@ from sparsefn._engine.leaves import check_device
 from sparsefn._engine.processes import check_plain
 from sparsefn._engine.transforms import read
 from sparsefn.core.checks import number
-from sparsefn.masks.patterns.units import Pattern, units_of
+from sparsefn.masks.patterns.tied_sets import TiedPattern
+from sparsefn.masks.patterns.units import Pattern, Units, units_of
 
 BLOCK = 256  # columns of a Cholesky factor that are made together
 USUAL = 0.01  # the damping of SparseGPT's authors, a share of the mean of the diagonal
@@ -130,6 +131,25 @@ def check_damp(call: str, damp: float) -> float:
     if isinstance(share, Tensor) or share < 0:
         raise ValueError(f"{call}: expected damp to be a number >= 0, got {damp}")
     return share
+
+
+def units_of_weight(call: str, pattern: object, weight: Tensor) -> Units:
+    """The units of a pattern in a weight.
+
+    >>> units_of_weight("obs", sf.patterns.nm(2, 4), torch.ones(2, 8)).group
+    (1, 4)
+
+    Raises TypeError for what is no pattern, ValueError for a pattern of several
+    weights.
+    """
+    if not isinstance(pattern, Pattern):
+        raise TypeError(
+            f"{call}: expected pattern to be one such as sf.patterns.nm(2, 4), got "
+            f"{pattern!r}"
+        )
+    if isinstance(pattern, TiedPattern):
+        raise ValueError(f"{call}: expected a pattern of one weight, got {pattern}")
+    return units_of(pattern, tuple(weight.shape))
 
 
 def groups_in_rows(

@@ -45,7 +45,7 @@ class Bands:
         h: The hessian.
         allowed: Which units may change places, (bands, units of a band). None: all.
         unit: The rows and columns of a unit.
-        group: The lines of a group, which are those of a band, and its units in a line.
+        group: The lines of a group, as many as a band has, and its units in a line.
         at_once: How many products of two weights are held at a time.
     """
 

@@ -16,8 +16,7 @@ from sparsefn._engine.transforms import concrete
 from sparsefn.core.checks import check_int, check_sparsity, is_int, is_sequence, n_kept
 from sparsefn.masks.budgets.distributions import apportion
 from sparsefn.masks.patterns.kinds import Pattern
-from sparsefn.masks.patterns.tied_sets import TiedPattern
-from sparsefn.masks.patterns.units import Units, units_of
+from sparsefn.masks.patterns.units import Units
 from sparsefn.masks.select import kept_count, topk_mask
 from sparsefn.posttraining.solve.arguments import (
     USUAL,
@@ -26,6 +25,7 @@ from sparsefn.posttraining.solve.arguments import (
     damp_in_place,
     factor_in_place,
     in_one_dtype,
+    units_of_weight,
 )
 from sparsefn.posttraining.solve.grid import Grid, nearest
 
@@ -411,14 +411,7 @@ def _choice(
             len(w),
             lambda scores, i: topk_mask(scores.T, counts[i]).T,
         )
-    if not isinstance(pattern, Pattern):
-        raise TypeError(
-            "obs: expected pattern to be one such as sf.patterns.nm(2, 4), got "
-            f"{pattern!r}"
-        )
-    if isinstance(pattern, TiedPattern):
-        raise ValueError(f"obs: expected a pattern of one weight, got {pattern}")
-    units = units_of(pattern, tuple(w.shape))
+    units = units_of_weight("obs", pattern, w)
     span = min(units.group[1] * units.unit[1], columns)
     if block < columns and (not span or block % span):
         raise ValueError(

@@ -19,12 +19,12 @@ from sparsefn._engine.transforms import read
 from sparsefn.core.checks import check_int
 from sparsefn.masks.patterns.boxes import over_boxes, over_elements
 from sparsefn.masks.patterns.kinds import Pattern
-from sparsefn.masks.patterns.tied_sets import TiedPattern
 from sparsefn.masks.patterns.units import check_single, unit_mask, units_of
 from sparsefn.posttraining.solve.arguments import (
     check_finite,
     check_kept,
     in_one_dtype,
+    units_of_weight,
 )
 from sparsefn.posttraining.solve.bands import Bands
 
@@ -130,15 +130,8 @@ def _groups(pattern: Pattern | None, w: Tensor) -> tuple[Box, Box, Tensor | None
     # The box of a unit, the box of a group, and which units may change places.
     if pattern is None:
         return (1, 1), (1, w.shape[1]), None
-    if not isinstance(pattern, Pattern):
-        raise TypeError(
-            "swaps: expected pattern to be one such as sf.patterns.nm(2, 4), got "
-            f"{pattern!r}"
-        )
-    if isinstance(pattern, TiedPattern):
-        raise ValueError(f"swaps: expected a pattern of one weight, got {pattern}")
+    units = units_of_weight("swaps", pattern, w)
     check_single("swaps", pattern)
-    units = units_of(pattern, tuple(w.shape))
     group = units.group
     # A row of units may be all that the weight has, but not of single weights.
     if group == units.grid and (pattern.elementwise or group[1] > 1):

@@ -43,8 +43,8 @@ W, H = torch.randn(3, 4), torch.eye(4) + 0.1
             W[..., None, None],
             H,
             ValueError,
-            "expected a weight of shape (out, in), got (3, 4, 1, 1); that of a "
-            "convolution",
+            "expected a weight of shape (out, in), got (3, 4, 1, 1); give the "
+            "weight of a convolution as weight.flatten(1)",
         ),
         (
             W.long(),

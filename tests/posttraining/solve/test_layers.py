@@ -97,8 +97,8 @@ COUNT, SQUARE = torch.tensor(2), torch.ones(4, dtype=torch.float64)
         ),
         (
             {"a.w": {"count": COUNT, "square": torch.ones(3), "gram": torch.eye(3)}},
-            "at 'a.w', expected the statistics of a weight of shape (2, 4), got those "
-            "of 3 inputs",
+            "at 'a.w', expected the statistics of a weight of shape (2, 4), got "
+            "statistics of 3 inputs",
         ),
         (
             {
