@@ -102,6 +102,11 @@ def mlp():
     ).eval()
 
 
+def drawn(*shape):
+    """Numbers that depend on no other module that is imported before this one."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
 LLAMA = [f"model.layers.{i}.*" for i in range(3)]
 MODELS = {
     "gpt2": (gpt2, [f"transformer.h.{i}.*" for i in range(3)], {"input_ids": WORDS}),
@@ -138,14 +143,14 @@ MODELS = {
     "vit": (
         vit,
         [f"vit.layers.{i}.*" for i in range(3)],
-        {"pixel_values": torch.randn(4, 3, 8, 8)},
+        {"pixel_values": drawn(4, 3, 8, 8)},
     ),
     "encoder": (
         encoder,
         [f"layers.{i}.*" for i in range(3)],
-        {"src": torch.randn(4, 5, 16)},
+        {"src": drawn(4, 5, 16)},
     ),
-    "sequential": (mlp, ["0.*", "3.*", "6.*"], {"input": torch.randn(4, 8)}),
+    "sequential": (mlp, ["0.*", "3.*", "6.*"], {"input": drawn(4, 8)}),
 }
 
 
