@@ -1,7 +1,11 @@
-"""The random networks notice every bug that is planted in what makes models smaller."""
+"""The random networks notice every bug that is planted in what makes models narrower
+and shorter.
+"""
 
 import pytest
 
+from property_tests import mutants_residuals
+from property_tests.mutants_residuals import RESIDUALS, ResidualMutant
 from property_tests.mutants_shrinking import (
     SHRINKING,
     ShrinkingMutant,
@@ -24,3 +28,8 @@ def test_the_networks_notice_the_bug(mutant: ShrinkingMutant) -> None:
     if "the program: " in text:
         says = proof_says(mutant, int(number))
         assert says.startswith(("gives", "fails")) and "on other inputs" not in says
+
+
+@pytest.mark.parametrize("mutant", RESIDUALS, ids=lambda mutant: mutant.bug)
+def test_residual_networks_notice_the_bug(mutant: ResidualMutant) -> None:
+    assert mutants_residuals.noticed(mutant), f"not noticed: {mutant.bug}"

@@ -6,6 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import sparsefn as sf
+from sparsefn.shrinking.residuals import without_branches
+from tests.shrinking.compare import check_outputs, outputs
 from tests.shrinking.small import drawn
 
 X = torch.linspace(-1, 1, 15).reshape(5, 3)
@@ -133,13 +135,64 @@ def check_equal(net, state, x, small):
     assert (whole - wanted).abs().max() > 1e-6 * size  # the masks change something
 
 
+def random_layers(net, seed, widths=None):
+    """The layers of a network with random weights, and some of their numbers: of the
+    layers that go, and of the layers inside these. Nothing where none can go.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for parameter in net.parameters():
+            torch.nn.init.normal_(parameter)
+    try:
+        layers = sf.shrinking.layers(net, WORDS, widths=widths)
+    except ValueError as error:
+        assert "got none of such layers" in str(error)
+        return None
+    numbers = range(len(layers))
+    draw = torch.Generator().manual_seed(seed)
+    goes = torch.rand(len(layers), generator=draw) < 0.5
+    gone = {i for i in numbers if goes[i]}
+    inner = {i for i in numbers if layers[i].inside & gone}
+    if not gone or len(gone | inner) == len(layers):
+        return None
+    return layers, gone, inner
+
+
+def check_without_layers(net, seed, form=None):
+    """A network without random layers gives the outputs of the masked one, and costs
+    what its layers say.
+    """
+    drawn = random_layers(net, seed)
+    if drawn is None:
+        return
+    layers, gone, inner = drawn
+    state = sf.State(sf.modules.params_of(net), layers.masks(gone))
+    alive = layers.alive(state.masks).tolist()
+    assert alive == [i not in gone | inner for i in range(len(layers))]
+    check_branches(net, state, layers, gone)
+    made = sf.shrinking.smaller(net, state, WORDS, groups=layers, form=form)
+    check_equal(net, state, WORDS, made.module)
+    params = sum(p.numel() for p in made.module.parameters())
+    assert params == layers.cost(gone)
+    flops = sf.shrinking.weights(made.module, WORDS).priced("flops", None, False, None)
+    assert flops.cost(list(flops.sizes.values())) == layers.cost(gone, "flops")
+
+
+def check_branches(net, state, layers, gone):
+    """Masks of layers make their branches 0, and change nothing else."""
+    branches = [one for i in sorted(gone) for one in layers[i].branches]
+    without = without_branches(layers.analysis.graph, branches)
+    wanted = outputs(without, (WORDS,))
+    check_outputs(wanted, sf.modules.bake(net, state), (WORDS,), "the masked model")
+
+
 @st.composite
-def residual_nets(draw):
-    """A trunk of residual blocks of several kinds, some of them inside others, and
-    tensors that have several names.
+def residual_nets(draw, only=()):
+    """A trunk of residual blocks of several kinds, or of these, some of them inside
+    others, and tensors that have several names.
     """
     ties = draw(st.sets(st.sampled_from(["head", "blocks", "buffer"])))
-    kinds = draw(st.lists(st.sampled_from([*_KINDS]), min_size=2, max_size=5))
+    kinds = draw(st.lists(st.sampled_from([*(only or _KINDS)]), min_size=2, max_size=5))
     inside = draw(st.lists(st.booleans(), min_size=len(kinds), max_size=len(kinds)))
     parts = []
     for kind, wrapped in zip(kinds, inside, strict=True):
@@ -178,6 +231,11 @@ _KINDS = {
     "before a norm": lambda net, x: net.norm(x + net.down(net.up(x).relu())),
     "gated": lambda net, x: x + x.sigmoid() * net.down(net.up(x).relu()),
     "scaled": lambda net, x: x + net.gate * net.down(net.up(x)),
+    "reversed": lambda net, x: net.down(net.up(x).relu()) - x,
+    "twice x": lambda net, x: torch.add(net.down(net.up(x).relu()), x, alpha=2),
+    "not zero": lambda net, x: x + net.down(net.up(x).relu()).sigmoid(),
+    "half": lambda net, x: x + _half(net.down(net.up(x).relu()), x),
+    "read outside": lambda net, x: _read_outside(x, net.up(x), net.down),
     "beside": lambda net, x: x + net.down(net.up(x)) + net.down2(net.up2(x)),
     "two": lambda net, x: _mixed(net, x + net.down(net.up(x).relu())),
     "none": lambda net, x: net.down(net.up(x)),
@@ -186,6 +244,14 @@ _KINDS = {
 
 def _mixed(net, x):
     return x + net.down2(net.up2(x).tanh())
+
+
+def _half(a, b):
+    return torch.cat([a[..., :2] - a[..., 2:], b[..., 2:]], -1)
+
+
+def _read_outside(x, inner, down):
+    return (x + down(inner.relu())) * inner.mean()
 
 
 class Of(nn.Module):
