@@ -202,6 +202,22 @@ def test_what_is_in_tokens_that_do_not_count_changes_no_bit(loss, filled):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+def test_one_token_counts(loss):
+    one = torch.zeros_like(TOKENS)
+    one[1, 2] = True
+    alone = loss(STUDENT[1:2, 2:3], TEACHER[1:2, 2:3])
+    torch.testing.assert_close(loss(STUDENT, TEACHER, one), alone)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_any_axes_before_the_tokens(loss):
+    alone = loss(STUDENT[0], TEACHER[0], TOKENS[0])
+    torch.testing.assert_close(loss(STUDENT[:1], TEACHER[:1], TOKENS[:1]), alone)
+    outer = loss(STUDENT[None], TEACHER[None], TOKENS[None])
+    torch.testing.assert_close(outer, loss(STUDENT, TEACHER, TOKENS))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
 def test_no_token_counts(loss):
     none = torch.zeros_like(TOKENS)
     assert loss(STUDENT, TEACHER, none) == 0.0
