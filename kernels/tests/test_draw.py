@@ -95,10 +95,12 @@ def test_all_leaves_are_drawn_in_one_launch_with_the_bits_of_each(
     leaves, seen, by_kernel = (
         [torch.empty(shape) for shape in LEAVES.values()],
         [],
-        leaf_draws.asked,
+        leaf_draws.call_backend,
     )
     monkeypatch.setattr(
-        leaf_draws, "asked", lambda *args: seen.append(by_kernel(*args)) or seen[-1]
+        leaf_draws,
+        "call_backend",
+        lambda *args: seen.append(by_kernel(*args)) or seen[-1],
     )
     got = leaf_draws.draws_laid(KEY, list(LEAVES), leaves, 3, kind, dtype)
     assert len(seen) == 1 and (seen[0] is None) == (

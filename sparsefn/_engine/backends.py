@@ -66,12 +66,12 @@ def has_backend(name: str, device: str) -> bool:
     return backend_of(name, device) is not None
 
 
-def asked(name: str, device: str, *args: Any) -> Any:
+def call_backend(name: str, device: str, *args: Any) -> Any:
     """What the backend of a kind of device makes of some arguments; None where there is
     none, or it declines.
 
     >>> from sparsefn._engine import backends
-    >>> backends.asked("winners", "meta", [], torch.tensor([]), [], False)
+    >>> backends.call_backend("winners", "meta", [], torch.tensor([]), [], False)
     """
     backend = backend_of(name, device)
     return None if backend is None else backend(*args)

@@ -7,8 +7,8 @@ Workarounds that cannot leave the code around them:
 
 - `algorithms/combine/descent.py`, `_prime`: TorchOpt's sgd treats the first call of
   its life apart. Test: `test_torchopts_sgd_treats_the_first_call_of_its_life_apart`.
-- `core/tree/operations.py`, `fix_sizes`, and `transforms.known`: compiled code holds
-  sizes and floats as symbols. Test:
+- `core/tree/operations.py`, `fix_sizes`, and `transforms.as_constant`: compiled code
+  holds sizes and floats as symbols. Test:
   `test_a_compiled_number_is_symbolic_where_shapes_are_dynamic`.
 - `core/tree/leaves.py`, `flatten`: optree refuses a dict without tensors in compiled
   code. Test: `test_optree_refuses_a_dict_without_tensors_in_compiled_code`.
@@ -105,13 +105,13 @@ def differentiating(fn: Function) -> Function:
         return fn
 
     @functools.wraps(fn)
-    def outside(*args: Any, **kwargs: Any) -> Any:
+    def without_inference_mode(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or not torch.is_inference_mode_enabled():
             return fn(*args, **kwargs)
         with torch.inference_mode(False), torch.no_grad():
             return fn(*args, **kwargs)
 
-    return outside  # type: ignore[return-value]
+    return without_inference_mode  # type: ignore[return-value]
 
 
 def reinterpreted(x: Tensor, dtype: torch.dtype) -> Tensor:

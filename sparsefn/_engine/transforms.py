@@ -68,10 +68,10 @@ foreach_sqrt_ = torch._foreach_sqrt_
 _GRADIENTS = (TransformType.Grad, TransformType.Jvp)
 
 
-def concrete(value: Any) -> Any:
+def as_number(value: Any) -> Any:
     """The Python number in a 0-d CPU tensor, or None where something hides it.
 
-    >>> concrete(torch.tensor(3)), concrete(2.5)
+    >>> as_number(torch.tensor(3)), as_number(2.5)
     (3, 2.5)
 
     Nothing waits for a device.
@@ -79,17 +79,17 @@ def concrete(value: Any) -> Any:
     return (
         None
         if isinstance(value, Tensor) and value.device.type != "cpu"
-        else read(value)
+        else read_number(value)
     )
 
 
-def read(value: Any) -> Any:
+def read_number(value: Any) -> Any:
     """The Python number in a 0-d tensor of any device, for which it waits.
 
     It is None where a transform hides it.
 
-    >>> from sparsefn._engine.transforms import read
-    >>> read(torch.tensor(3))
+    >>> from sparsefn._engine.transforms import read_number
+    >>> read_number(torch.tensor(3))
     3
     """
     if not isinstance(value, Tensor):
@@ -102,12 +102,12 @@ def read(value: Any) -> Any:
         return None
 
 
-def known(value: Any) -> Any:
+def as_constant(value: Any) -> Any:
     """The number itself.
 
     Compiled code then knows its value, and no longer computes with it.
 
-    >>> known(0.1), known(3)
+    >>> as_constant(0.1), as_constant(3)
     (0.1, 3)
     """
     if not is_compiling():
@@ -115,11 +115,11 @@ def known(value: Any) -> Any:
     return float.fromhex(value.hex()) if isinstance(value, float) else len(range(value))
 
 
-def fused(*results: Tensor) -> bool:
+def is_compiled_without_grad(*results: Tensor) -> bool:
     """Whether this is compiled, and no gradient flows back from results.
 
-    >>> from sparsefn._engine.transforms import fused
-    >>> fused(torch.zeros(1))
+    >>> from sparsefn._engine.transforms import is_compiled_without_grad
+    >>> is_compiled_without_grad(torch.zeros(1))
     False
 
     What such code computes and does not select costs no pass over memory, and its NaN
@@ -143,10 +143,10 @@ def at_compile_time(fn: Function) -> Function:
     return fn
 
 
-def eagerly(fn: Function) -> Function:
+def without_compiler(fn: Function) -> Function:
     """A function that compiled code calls without compiling it or what it calls.
 
-    >>> eagerly(len)([1, 2])
+    >>> without_compiler(len)([1, 2])
     2
 
     As `torch.compiler.disable`, which imports the compiler, and that takes a second.

@@ -63,13 +63,13 @@ class Competition(NamedTuple):
 
     def check_grids(self, grids: Grids, leaves: Leaves) -> None:
         """Raise for leaves that cannot meet in one competition."""
-        if any(units.rows[0] > 1 for units in grids.whole.values()):
+        if any(units.rows[0] > 1 for units in grids.full.values()):
             raise ValueError(
                 "global_ needs a pattern with one competing group a leaf, got "
                 f"{self.pattern}"
             )
         check_grid(leaves)
-        if grids.whole and self.pattern.fixed is not None:
+        if grids.full and self.pattern.fixed is not None:
             raise ValueError(
                 "global_ needs a pattern that leaves the count open, got "
                 f"{self.pattern}"

@@ -198,7 +198,7 @@ def drop_grow(
         key,
         when,
         grown,
-        apart=plan is None,
+        leafwise=plan is None,
         exact=grow_count is None,
     ).build()
 
@@ -349,7 +349,7 @@ class _Cycle(NamedTuple):
         rates: Sequence[Real] = [rate] * len(groups)
         if plan is not None and plan.rate is not None:
             own = plan.rate(rate, share.values, units.masks)
-            rates = [own.get(path, rate) for path in units.grids.here]
+            rates = [own.get(path, rate) for path in units.grids.local]
         return of_groups(self.rounding, rates, n_active, groups)
 
     def _within(

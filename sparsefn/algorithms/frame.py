@@ -248,7 +248,7 @@ class MaskRecipe(NamedTuple):
     and changes masks where `when` fires. Grown weights start at `grown`; None keeps
     their values.
 
-    apart: Leaves may be processed one by one.
+    leafwise: Leaves may be processed one by one.
     exact: Kept counts equal the target; only `testing.passive` reads it.
     """
 
@@ -261,7 +261,7 @@ class MaskRecipe(NamedTuple):
     key: Tensor | None
     when: Trigger
     grown: Grown | None = None
-    apart: bool = True
+    leafwise: bool = True
     exact: bool = True
 
     def build(self, allowed: Leaves | None = None) -> Algorithm:
@@ -338,7 +338,7 @@ class MaskRecipe(NamedTuple):
         zero = self.memory.pruned == "zero" and (grown is None or grown is zeros)
         new: Leaves = {}
         held: Leaves = {}
-        for part in units.parts(self.apart):
+        for part in units.parts(self.leafwise):
             made, stay = self.method(part, scores.of(part.leaves))
             kept = made if grown is None else both_of(made, masks)
             if stay is not None:

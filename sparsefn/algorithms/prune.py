@@ -259,9 +259,9 @@ def iterative(
         remain = units.totals(units.active)
         kept: list[Count] = []
         names = (
-            [", ".join(map(repr, units.grids.here))]
+            [", ".join(map(repr, units.grids.local))]
             if rule.joint
-            else map(repr, units.grids.here)
+            else map(repr, units.grids.local)
         )
         for name, n in zip(names, torch.split(remain, units.groups), strict=True):
             try:

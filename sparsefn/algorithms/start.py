@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsefn._engine.draws import drawn_leaves
 from sparsefn._engine.processes import laid_like
-from sparsefn._engine.transforms import concrete
+from sparsefn._engine.transforms import as_number
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.memory import Scores
 from sparsefn.algorithms.unit_table import full, unit_table
@@ -35,7 +35,7 @@ Init = Named | Algorithm | Callable[[Tree], Tree] | Given
 def check_given(masks: Tree) -> None:
     """Raise for a masks tree that would prune a whole leaf by one entry."""
     for path, mask in flatten(masks)[0].items():
-        if isinstance(mask, Tensor) and mask.ndim == 0 and concrete(mask) is False:
+        if isinstance(mask, Tensor) and mask.ndim == 0 and as_number(mask) is False:
             raise ValueError(
                 f"expected a mask of full shape or 0-d True, got 0-d False at {path!r}"
             )

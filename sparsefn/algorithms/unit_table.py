@@ -92,7 +92,7 @@ class UnitTable(NamedTuple):
     def _scored(self, scores: Scores, signed: bool = False) -> list[Tensor]:
         leaves = scores.signed if signed else scores.values
         if scores.of_units:
-            return [leaves[name][None] for name in self.grids.here]
+            return [leaves[name][None] for name in self.grids.local]
         return self.grids.read(leaves, competing)
 
     @property
@@ -100,7 +100,7 @@ class UnitTable(NamedTuple):
         """How many competing groups each entry of a list of counts is for."""
         if self.joint:
             return [1]
-        return [units.rows[0] for units in self.grids.here.values()]
+        return [units.rows[0] for units in self.grids.local.values()]
 
     def totals(self, flags: Flags) -> Tensor:
         """How many flags are set in each group, over all processes."""
@@ -120,7 +120,7 @@ class UnitTable(NamedTuple):
         """How many units of each group may be kept."""
         if self.free is not None:
             return self.totals(self.free)
-        widths = [units.rows[1] for units in self.grids.whole.values()]
+        widths = [units.rows[1] for units in self.grids.full.values()]
         return self.counts([sum(widths)] if self.joint else widths)
 
     def targets(self, sparsity: Real | None) -> list[Count]:
@@ -130,13 +130,13 @@ class UnitTable(NamedTuple):
         given = self._of_whole(sparsity, self._room())
         if self.joint:
             return given
-        pairs = zip(self.grids.here.values(), given, strict=True)
+        pairs = zip(self.grids.local.values(), given, strict=True)
         return [units.own_counts(count) for units, count in pairs]
 
     def _of_whole(self, sparsity: Real | None, room: Leaves) -> list[Count]:
         # The counts of all groups of the whole leaves.
         (pattern, distribution) = self.rule
-        whole = self.grids.whole
+        whole = self.grids.full
         if not whole:
             return []
         if pattern.fixed is not None:
@@ -162,8 +162,8 @@ class UnitTable(NamedTuple):
         # are restricted: int64, by path.
         if self.allowed is None or self.rule.pattern.fixed is not None:
             return {}
-        free = self.grids.each(self.free or [])
-        pairs = zip(self.grids.whole.items(), free, strict=True)
+        free = self.grids.by_grid(self.free or [])
+        pairs = zip(self.grids.full.items(), free, strict=True)
         room = {
             path: grouped(open_).sum(-1)
             for (path, units), open_ in pairs
@@ -190,7 +190,7 @@ class UnitTable(NamedTuple):
         if goal.whole:
             check_whole_rows(shown(goal), self.grids, shared=True)
         fields = [self]
-        if not (self.joint and self.grids.here):
+        if not (self.joint and self.grids.local):
             fields = self._of_each()
         rows = zip(fields, self.rows(scores), self.rows_of(among), strict=True)
         return [field._counted(goal, row, flags) for field, row, flags in rows]
@@ -198,19 +198,19 @@ class UnitTable(NamedTuple):
     def _counted(self, goal: Counted, row: Tensor, flags: Tensor) -> Tensor:
         # Kept counts of the groups of one competition.
         def total(flags: Tensor) -> Tensor:
-            widths = [math.prod(units.rows) for units in self.grids.here.values()]
+            widths = [math.prod(units.rows) for units in self.grids.local.values()]
             return self.totals(
                 list(torch.split(flags, widths, -1)) if self.joint else [flags]
             )
 
         count = count_of(
-            goal, row, flags, self.step, total, ", ".join(map(repr, self.grids.here))
+            goal, row, flags, self.step, total, ", ".join(map(repr, self.grids.local))
         )
         return count if goal.of == "kept" else (total(flags) - count).clamp(min=0)
 
     def rows(self, scores: Scores) -> list[Tensor]:
         """The scores of each competition, (groups, units of a group)."""
-        rows = self.grids.each(self._scored(scores))
+        rows = self.grids.by_grid(self._scored(scores))
         return self._in_groups([grouped(x) for x in rows])
 
     def rows_of(self, flags: Open) -> list[Tensor]:
@@ -219,10 +219,10 @@ class UnitTable(NamedTuple):
             device = next((leaf.device for leaf in self.leaves.values()), None)
             flags = [
                 torch.ones(units.rows, dtype=torch.bool, device=device)
-                for units in self.grids.here.values()
+                for units in self.grids.local.values()
             ]
         else:
-            flags = [*self.grids.each(flags)]
+            flags = [*self.grids.by_grid(flags)]
         return self._in_groups([grouped(rows) for rows in flags])
 
     def _in_groups(self, rows: list[Tensor]) -> list[Tensor]:
@@ -246,7 +246,7 @@ class UnitTable(NamedTuple):
         `held` are units that are kept already, which count for the bounds of a leaf.
         """
         distribution = self.rule.distribution
-        whole = self.grids.whole
+        whole = self.grids.full
         least = self.grids.least
         none: list[None] = [None] * len(self.grids.extents)
         absolute = scores.absolute and self.elementwise
@@ -277,7 +277,7 @@ class UnitTable(NamedTuple):
         sparsity keeps.
         """
         counts = self._of_whole(sparsity, {})
-        whole = self.grids.whole.values()
+        whole = self.grids.full.values()
         groups = [units.rows[0] for units in whole]
         sizes = [math.prod(units.rows) for units in whole]
         if self.joint:
@@ -285,7 +285,7 @@ class UnitTable(NamedTuple):
             groups = [1] * len(sizes)
             sizes = [sum(sizes)] * len(sizes)
         flags = []
-        for i, (name, units) in enumerate(self.grids.here.items()):
+        for i, (name, units) in enumerate(self.grids.local.items()):
             device = self.leaves[self.grids.at([i]).paths[0]].device
             total = as_tensor_on(counts[i], device).expand(groups[i]).sum()
             chance = total.double() / max(sizes[i], 1)
@@ -317,12 +317,12 @@ class UnitTable(NamedTuple):
         kept = self.best(scores, self.wanted(scores, self.free), among=self.free)
         return self.masks_of(kept, scores, self.allowed)
 
-    def parts(self, apart: bool) -> Iterator[UnitTable]:
+    def parts(self, leafwise: bool) -> Iterator[UnitTable]:
         """The field in parts of a few leaves where an update saves memory and leaves
-        stand `apart`, else the whole field.
+        stand `leafwise`, else the whole field.
         """
         grids = self.grids
-        if len(grids.extents) < 2 or self.joint or not apart or grids.least:
+        if len(grids.extents) < 2 or self.joint or not leafwise or grids.least:
             yield self
             return
         parts = lists.places_in_parts([*self.leaves.values()], grids.sizes)
@@ -333,8 +333,8 @@ class UnitTable(NamedTuple):
         grids = self.grids.at(at)
         known = None
         if self.known is not None:
-            pairs = zip(self.grids.here, self.known, strict=True)
-            known = [count for name, count in pairs if name in grids.here]
+            pairs = zip(self.grids.local, self.known, strict=True)
+            known = [count for name, count in pairs if name in grids.local]
         return self._replace(
             grids=grids,
             leaves={p: self.leaves[p] for p in grids.paths},
@@ -345,9 +345,9 @@ class UnitTable(NamedTuple):
 
     def _of_each(self) -> list[UnitTable]:
         # The fields of all grids, each by itself.
-        free = None if self.free is None else [*self.grids.each(self.free)]
+        free = None if self.free is None else [*self.grids.by_grid(self.free)]
         field = self._replace(grids=self.grids.unpacked, free=free)
-        return [field.part([i]) for i in range(len(self.grids.here))]
+        return [field.part([i]) for i in range(len(self.grids.local))]
 
 
 def unit_table(
@@ -409,7 +409,7 @@ def _open_rows(units: Units, mask: Tensor) -> Tensor:
 
 def either_of(flags: Flags, others: Flags) -> Flags:
     """The units in one of two fields of flags, or in both."""
-    return lists.each(operator.or_, flags, others)
+    return lists.foreach(operator.or_, flags, others)
 
 
 def both_of(masks: Leaves, others: Mapping[str, Tensor]) -> Leaves:
@@ -417,7 +417,9 @@ def both_of(masks: Leaves, others: Mapping[str, Tensor]) -> Leaves:
     return dict(
         zip(
             masks,
-            lists.each(operator.and_, list(masks.values()), [others[p] for p in masks]),
+            lists.foreach(
+                operator.and_, list(masks.values()), [others[p] for p in masks]
+            ),
             strict=True,
         )
     )

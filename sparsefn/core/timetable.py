@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from sparsefn._engine.transforms import read
+from sparsefn._engine.transforms import read_number
 from sparsefn.core import schedules
 from sparsefn.core.checks import Call, call_of, check_int, is_int, parts_of, shown
 from sparsefn.core.state import Trigger
@@ -155,7 +155,7 @@ def _only_firing(when: Every, run: _Run) -> int | None:
     """The step at which a trigger fires in a run of several steps, if it fires at no
     other.
     """
-    n = read(when.n)
+    n = read_number(when.n)
     fires = _last(when, run.end)
     if n is None or fires is None or run.end - run.first == 1:
         return None
@@ -188,13 +188,13 @@ def _of_trigger(made: Every | At, run: _Run) -> Iterator[str]:
     elif isinstance(made, At):
         late = [
             step
-            for step in map(read, made.steps)
+            for step in map(read_number, made.steps)
             if step is not None and step >= run.end
         ]
         if late:
             yield f"{made!r} fires at step {min(late)}, after {run.words}"
     elif (
-        (stop := read(made.stop)) is not None
+        (stop := read_number(made.stop)) is not None
         and stop > run.end
         and _last(made, stop) != fires
     ):
@@ -206,12 +206,12 @@ def _last(when: object, end: int) -> int | None:
     where that is not known.
     """
     if isinstance(when, At):
-        steps = [read(step) for step in when.steps]
+        steps = [read_number(step) for step in when.steps]
         if None in steps:
             return None
         return max([step for step in steps if step < end], default=-1)
     if isinstance(when, Every):
-        n, start, fired = map(read, (when.n, when.start, when.count(end - 1)))
+        n, start, fired = map(read_number, (when.n, when.start, when.count(end - 1)))
         if None in (n, start, fired):
             return None
         return start + (fired - 1) * n if fired else -1
@@ -228,15 +228,15 @@ def _of_schedule(
     if call.make is schedules.piecewise:
         end, final = _last_value(given["values"])
     else:  # a polynomial, a decay or one without an end
-        end = read(given.get("end", given.get("steps")))
-        final = read(given.get("final"))
+        end = read_number(given.get("end", given.get("steps")))
+        final = read_number(given.get("final"))
     decays = "steps" in given  # at a run's end it may be a step short of its own
     fires = None if decays else _last(when, run.end)
     last = run.end - 1 if fires is None or fires < run.first else fires
     if end is None or end - decays <= last:
         return
     text = f"{made!r} ends at step {end:g}, "
-    value = read(made(last))
+    value = read_number(made(last))
     if last == run.end - 1 or end >= run.end:
         text += f"after {run.words}"
     else:
@@ -249,7 +249,7 @@ def _last_value(values: Any) -> tuple[int | None, Any]:
     pairs = values
     if isinstance(values, Mapping):
         pairs = values.items()
-    known = [(read(begin), read(value)) for begin, value in pairs]
+    known = [(read_number(begin), read_number(value)) for begin, value in pairs]
     if any(begin is None for begin, _ in known):
         return (None, None)
     return max(known, key=lambda pair: pair[0])

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparsefn._engine.processes import check_plain
-from sparsefn._engine.transforms import as_numpy, read
+from sparsefn._engine.transforms import as_numpy, read_number
 from sparsefn.core.state import check_masks
 from sparsefn.core.tree import Tree, map_with_path
 
@@ -121,7 +121,7 @@ def check_unused(path: str, packed: Tensor, n: int) -> None:
     """
     last = None
     if n % 8:
-        last = read(packed[-1])
+        last = read_number(packed[-1])
     if last is not None and last >> n % 8:
         raise ValueError(
             f"expected the packed mask at {path!r} to end in {8 - n % 8} zero bits: "

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsefn._engine.numbers import divide
 from sparsefn._engine.processes import agreed, full_tensors
-from sparsefn._engine.transforms import read
+from sparsefn._engine.transforms import read_number
 from sparsefn.core.state import State, check_masks
 from sparsefn.core.tree import Tree, flatten, leaves_like, leaves_of, map_with_path
 
@@ -30,7 +30,7 @@ def _sizes(masks: Tree, params: Tree | None) -> list[tuple[Tensor, int]]:
 
 def _sum(counts: Sequence[Tensor]) -> int | Tensor:
     total = sum(counts[1:], counts[0]) if counts else 0
-    known = read(total)
+    known = read_number(total)
     return total if known is None else int(known)
 
 

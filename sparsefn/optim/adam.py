@@ -161,7 +161,11 @@ def _adam(
                 update = update - base.scalar_like(shrink, update) * wide(p)
             return update.to(dtype), m.to(dtype), v.to(dtype)
 
-        return lists.each(leaf, *zip(*rows, strict=True)), (count + 1, decay1, decay2)
+        return lists.foreach(leaf, *zip(*rows, strict=True)), (
+            count + 1,
+            decay1,
+            decay2,
+        )
 
     def updates(rows: Sequence[Row], numbers: Row) -> tuple[list[Row], Row]:
         made = base.by_backend("adam_updates", rows, numbers, formula, *options)

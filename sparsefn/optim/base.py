@@ -192,8 +192,8 @@ def by_backend(
 
     >>> by_backend("none", [], (torch.tensor(0),), lambda *given: given)
     """
-    backend = backends.BACKENDS.get((name, numbers[0].device.type))
-    made = None if backend is None else backend(rows, numbers, *options)
+    device = numbers[0].device.type
+    made = backends.call_backend(name, device, rows, numbers, *options)
     if made is None:
         return None
     results, after = made

@@ -93,7 +93,7 @@ def sgd(
                 g = g + momentum * b if nesterov else b
             return (-base.scalar_like(rate, g) * g).to(dtype), *buffers
 
-        return lists.each(leaf, *zip(*rows, strict=True)), count + 1
+        return lists.foreach(leaf, *zip(*rows, strict=True)), count + 1
 
     def update(
         grads: Tree, state: SgdState, *, params: Tree = None, inplace: bool = False

@@ -216,11 +216,11 @@ class CoupledChannels:
     def _unite(self, a: Ids, b: Ids) -> None:
         # Roots that may go.
         while True:
-            apart = a != b
-            if not apart.any():
+            unequal = a != b
+            if not unequal.any():
                 return
-            low = np.minimum(a, b)[apart]
-            high = np.maximum(a, b)[apart]
+            low = np.minimum(a, b)[unequal]
+            high = np.maximum(a, b)[unequal]
             self.parent[high] = low
             # of several new parents the last one counts; the other pairs go on
             last = self.parent[high]

@@ -364,13 +364,13 @@ def _distance(a: Tensor, b: Tensor) -> float:
     # The largest difference over the largest finite value; infinite where one of the
     # two is not finite, or no float.
     both_nan = (a != a) & (b != b)
-    apart = ~((a == b) | both_nan)
-    if not apart.any():
+    differs = ~((a == b) | both_nan)
+    if not differs.any():
         return 0.0
     if not a.is_floating_point() and not a.is_complex():
         return math.inf
     largest = torch.where(a.isfinite(), a, 0).abs().max()
-    difference = (a[apart] - b[apart]).abs().max()
+    difference = (a[differs] - b[differs]).abs().max()
     size = float(difference / largest)
     if math.isnan(size):
         return math.inf

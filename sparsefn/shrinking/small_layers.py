@@ -62,10 +62,10 @@ def counted_layer_norm(
     dims = list(range(-ndim, 0))
     x = _wide(x)
     mean = x.sum(dims, keepdim=True) / count
-    apart = x - mean
+    centered = x - mean
     left_out = (count - math.prod(x.shape[-ndim:])) * mean.square()
-    variance = (apart.square().sum(dims, keepdim=True) + left_out) / count
-    return _scaled(apart * (variance + eps).rsqrt(), weight, bias).to(given)
+    variance = (centered.square().sum(dims, keepdim=True) + left_out) / count
+    return _scaled(centered * (variance + eps).rsqrt(), weight, bias).to(given)
 
 
 def counted_rms_norm(

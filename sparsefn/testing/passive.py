@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from sparsefn._engine.leaves import saves
+from sparsefn._engine.leaves import saves_memory
 from sparsefn._engine.processes import any_sharded
-from sparsefn._engine.transforms import concrete, transformed
+from sparsefn._engine.transforms import as_number, transformed
 from sparsefn.algorithms.combine import donated
 from sparsefn.algorithms.combine.parts import check_algorithm
 from sparsefn.algorithms.competition import Competition, Goal
@@ -62,8 +62,8 @@ class _Flat(NamedTuple):
 
 
 class _Promise(NamedTuple):
-    """What masks keep: None where nothing is said. Without `apart` only the total over
-    leaves follows the goal.
+    """What masks keep: None where nothing is said. Without `by_leaf` only the total
+    over leaves follows the goal.
     """
 
     when: Trigger | None = None
@@ -71,7 +71,7 @@ class _Promise(NamedTuple):
     first: bool = False
     rule: Competition | None = None
     goal: Goal = None
-    apart: bool = True
+    by_leaf: bool = True
     shrinks: bool = False
 
 
@@ -161,7 +161,7 @@ def passive(
         return state
 
     def update(state: State, grads: Tree, step: Step) -> State:
-        if saves():
+        if saves_memory():
             return algorithm.update(state, grads, step)
         flat = _read(state, grads)
         if flat is None:
@@ -170,7 +170,7 @@ def passive(
         before = before._replace(
             masked=len(leaves_of(state.masks)) if isinstance(state, State) else 0
         )
-        number = concrete(step)
+        number = as_number(step)
         what = "update" if number is None else f"update at step {number}"
         if number is None or promise.when is None:
             fires = None
@@ -211,7 +211,7 @@ def _promised(algorithm: Algorithm) -> _Promise:
     rule = made.rule if exact else None
     first = isinstance(made.init, str) and made.init in ("random", "magnitude")
     return _Promise(
-        made.when, made.memory.pruned == "zero", first, rule, made.goal, made.apart
+        made.when, made.memory.pruned == "zero", first, rule, made.goal, made.leafwise
     )
 
 
@@ -224,10 +224,10 @@ def _declared(meta: Meta, sparsity: float | None) -> _Promise:
             goal = None
         else:
             goal = rule.goal(meta.level(sparsity))
-    apart = rule is None or rule.joint or not meta.total
+    by_leaf = rule is None or rule.joint or not meta.total
     zero = meta.zeroes
     first = meta.start in ("random", "magnitude")
-    return _Promise(meta.when, zero, first, rule, goal, apart, meta.monotone)
+    return _Promise(meta.when, zero, first, rule, goal, by_leaf, meta.monotone)
 
 
 # ---- structure and purity ------------------------------------------------------------
@@ -460,11 +460,11 @@ def _check_counts(
         torch.minimum(units.counts(units.known), units.capacity),
         *(x.totals(x.active) for x in (units, had)),
     ]
-    goal, kept, most = counts if promise.apart else [count.sum() for count in counts]
+    goal, kept, most = counts if promise.by_leaf else [count.sum() for count in counts]
     if had is not units:
         goal = torch.minimum(goal, most)
     if not torch.equal(goal, kept):
-        names = list(units.grids.here)
+        names = list(units.grids.local)
         raise Broken(
             f"passive: {what}: {kept.tolist()} units are kept, expected "
             f"{goal.tolist()}, in {names}"

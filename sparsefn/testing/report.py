@@ -71,11 +71,11 @@ class Report:
         for row in self.rows:
             for line in row.lines(self.name):
                 lines.setdefault(line, []).append(row.check)
-        told = [
+        texts = [
             line if len(checks) == 1 else f"{line} (in {len(checks)} checks)"
             for line, checks in lines.items()
         ]
-        return told + [
+        return texts + [
             f"{self.name} was tried on cases that are too easy: {line}"
             for line in self.easy or ()
         ]

@@ -148,10 +148,12 @@ def suggested(
         if meta == before:
             break
     failed = [name for name, (_, outcome) in known.items() if outcome.failed]
-    told = [shrunk[name] if shrunk[name].failed else known[name][1] for name in failed]
+    outcomes = [
+        shrunk[name] if shrunk[name].failed else known[name][1] for name in failed
+    ]
     lines = [
         line
-        for outcome in told
+        for outcome in outcomes
         for line in outcome._replace(declare="").lines(row.name)
     ]
     held = tuple(name for name in known if name not in failed)

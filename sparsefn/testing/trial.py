@@ -181,11 +181,11 @@ def outcome_of(
     raised_ids = {id(error) for error in raised}
     last = [(case, one) for case, one in found.values() if id(one) in raised_ids]
     last = last or [*found.values()]
-    told = [_told(row, check, case, one, shrink) for case, one in last] or [
+    outcomes = [_told(row, check, case, one, shrink) for case, one in last] or [
         _Told(_named(raised[0]), None, raised[0])
     ]
-    (_, case, cause, own) = told[0]
-    said = tuple(dict.fromkeys(one.said for one in told))
+    (_, case, cause, own) = outcomes[0]
+    said = tuple(dict.fromkeys(one.said for one in outcomes))
     cause.__notes__ = []  # of Hypothesis, which has the example, too
     declare = "" if own else what_to_declare(check, row.meta)
     status: Status = "error" if own else "failed"

@@ -160,7 +160,7 @@ def install(monkeypatch):
 def test_an_installed_package_is_asked_once_for_a_kind_of_device(install):
     looked = install(lambda device: {("sgd", device): len, ("adam", device): len})
     backends.BACKENDS["adam", "new"] = max
-    assert backends.asked("sgd", "new", "four") == 4
+    assert backends.call_backend("sgd", "new", "four") == 4
     assert backends.backend_of("adam", "new") is max  # by hand
     assert not backends.has_backend("coins", "new") and looked == ["new"]
     for device in ("cpu", "meta"):

@@ -21,15 +21,15 @@ PACKAGE = Path(sf.__file__).parent
 
 def test_concrete_values_and_hidden_ones():
     assert (
-        transforms.concrete(3) == 3
-        and transforms.concrete(torch.tensor(2.5)) == 2.5
-        and transforms.concrete(torch.tensor(True)) is True
+        transforms.as_number(3) == 3
+        and transforms.as_number(torch.tensor(2.5)) == 2.5
+        and transforms.as_number(torch.tensor(True)) is True
     )
     seen = []
-    torch.func.vmap(lambda x: (seen.append(transforms.concrete(x)), x)[1])(
+    torch.func.vmap(lambda x: (seen.append(transforms.as_number(x)), x)[1])(
         torch.ones(2)
     )
-    torch.func.grad(lambda x: (seen.append(transforms.concrete(x)), x)[1])(
+    torch.func.grad(lambda x: (seen.append(transforms.as_number(x)), x)[1])(
         torch.tensor(2.0)
     )
     assert seen == [None, 2.0]
@@ -58,14 +58,14 @@ def test_fixed_sizes_and_known_floats_are_numbers_in_compiled_code():
         tree.fix_sizes({"x": x})
         return (
             x,
-            round(transforms.known(share) * x.shape[0]),
+            round(transforms.as_constant(share) * x.shape[0]),
             max([*x.shape], default=0),
         )
 
     compiled = torch.compile(count, fullgraph=True, backend="eager", dynamic=True)
     for n, share in [(5, 0.5), (6, 0.3), (7, 0.5)]:
         assert compiled(torch.ones(n, 3), share)[1:] == (round(share * n), n)
-    assert transforms.known(0.1) == 0.1 and transforms.known(True) is True
+    assert transforms.as_constant(0.1) == 0.1 and transforms.as_constant(True) is True
 
 
 def test_derivatives_are_asked_for_by_grad_jvp_and_requires_grad():
@@ -346,7 +346,7 @@ def test_code_is_fused_where_it_is_compiled_and_no_gradient_flows_back():
 
     def note(place):
         def at(x):
-            asked[place] = transforms.fused(2 * x)
+            asked[place] = transforms.is_compiled_without_grad(2 * x)
             return x.sum()
 
         return at

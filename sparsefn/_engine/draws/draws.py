@@ -224,7 +224,7 @@ def flips(
     if isinstance(chances, Tensor):
         check_device("a key and its probabilities", key.device, chances)
     if not torch.compiler.is_compiling():
-        drawn: Tensor | None = backends.asked(
+        drawn: Tensor | None = backends.call_backend(
             "coins", key.device.type, key, chances, places, n
         )
         if drawn is not None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sparsefn._engine.backends import asked
+from sparsefn._engine.backends import call_backend
 from sparsefn._engine.draws.draws import (
     as_keys,
     check_key,
@@ -23,17 +23,17 @@ from sparsefn._engine.draws.draws import (
     drawn_like,
     folded_key,
 )
-from sparsefn._engine.draws.threefry import draw, finished, halves, told
+from sparsefn._engine.draws.threefry import draw, finished, halves, kind_for_backend
 from sparsefn._engine.draws.words import rounds
 from sparsefn._engine.leaves import (
     MOST,
-    apart,
     brought,
-    laid,
+    foreach_at_once,
     packs,
     pays,
     repeated,
     small_packs,
+    split_like,
     written,
 )
 from sparsefn._engine.processes import any_sharded
@@ -103,7 +103,7 @@ def _small_draws(
     index = torch.arange(sum(sizes), device=keys.device)
     index -= (ends - lengths).repeat_interleave(lengths)
     own = keys.repeat_interleave(lengths, 0)
-    return apart(draw(own, index[:, None], 1, kind, dtype), leaves)
+    return split_like(draw(own, index[:, None], 1, kind, dtype), leaves)
 
 
 def flipped_leaves(
@@ -118,7 +118,7 @@ def flipped_leaves(
     """
     drawn = drawn_leaves(key, chances, step, "uniform", torch.float64)
     rows = [(drawn[path], x.detach()) for path, x in chances.items()]
-    return dict(zip(chances, laid(_comes_true, rows), strict=True))
+    return dict(zip(chances, foreach_at_once(_comes_true, rows), strict=True))
 
 
 def _comes_true(drawn: Tensor, chance: Tensor) -> Tensor:
@@ -161,8 +161,8 @@ def draws_laid(
             continue
         sizes = [numbers[i] for i in pack]
         keys = keys_on_device(key, [paths[i] for i in pack], step, device)
-        drawn: list[Tensor] | None = asked(
-            "draws_of_leaves", device.type, keys, sizes, *told(kind, dtype)
+        drawn: list[Tensor] | None = call_backend(
+            "draws_of_leaves", device.type, keys, sizes, *kind_for_backend(kind, dtype)
         )
         if drawn is not None:
             for i, x in zip(pack, drawn, strict=True):
@@ -174,7 +174,7 @@ def draws_laid(
         index = torch.cat([counter[:n] for n in sizes])
         x0, x1 = rounds(k0, k1, torch.zeros_like(index[:1]), index)
         row = finished(x0, x1, kind, dtype)
-        made |= zip(pack, apart(row, alike), strict=True)
+        made |= zip(pack, split_like(row, alike), strict=True)
     return [made[i] for i in range(len(leaves))]
 
 

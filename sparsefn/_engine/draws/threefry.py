@@ -319,8 +319,8 @@ def operator(
     dtype: torch.dtype,
 ) -> Tensor:
     """The operator behind `draw`, for keys that are not plain."""
-    made: Tensor | None = backends.asked(
-        "draws", key.device.type, key, index, n, *told(kind, dtype)
+    made: Tensor | None = backends.call_backend(
+        "draws", key.device.type, key, index, n, *kind_for_backend(kind, dtype)
     )
     if made is not None:
         return made
@@ -330,7 +330,7 @@ def operator(
     return _drawn(plain, n, kind, dtype)
 
 
-def told(
+def kind_for_backend(
     kind: str, dtype: torch.dtype
 ) -> tuple[str, torch.dtype, tuple[int, int], int]:
     """What a backend gets to know of a kind."""

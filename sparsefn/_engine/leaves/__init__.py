@@ -16,7 +16,7 @@ from sparsefn._engine.leaves.donation import (
     donate,
     donating,
     empty,
-    saves,
+    saves_memory,
     unshared_memory,
 )
 from sparsefn._engine.leaves.leafwise import (
@@ -29,12 +29,12 @@ from sparsefn._engine.leaves.leafwise import (
 )
 from sparsefn._engine.leaves.lists import (
     MOST,
-    apart,
     end_to_end,
-    laid,
+    foreach_at_once,
     packs,
     pays,
     repeated,
     small_packs,
+    split_like,
 )
 from sparsefn._engine.leaves.members import hidden, one_by_one

@@ -78,11 +78,11 @@ def donate(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> None:
         now[1].update(made)
 
 
-def saves() -> bool:
+def saves_memory() -> bool:
     """Whether memory is given away now, so that an update saves it.
 
     >>> from sparsefn._engine.leaves import donation
-    >>> donation.saves()
+    >>> donation.saves_memory()
     False
     """
     return _now() is not None

@@ -192,7 +192,7 @@ def _chosen(
         if len(left) < lists.FEWEST and columns[0][0].is_cpu:
             made = list(map(formula, *columns))
         else:
-            made = lists.each(formula, *columns)
+            made = lists.foreach(formula, *columns)
         for i, leaf in zip(left, made, strict=True):
             results[i] = leaf
     return results
@@ -246,7 +246,7 @@ def added(
         run_blocks(_move, rows)
     if left:
         own = _at(left, old)
-        sums = lists.each(_summed, own, _at(left, updates))
+        sums = lists.foreach(_summed, own, _at(left, updates))
         chosen = _chosen(_select, lists.where, _at(left, masks), sums, own)
         for i, leaf in zip(left, chosen, strict=True):
             results[i] = leaf

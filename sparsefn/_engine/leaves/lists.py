@@ -3,12 +3,12 @@ traffic of a small leaf.
 
 Leaves of a device and of the same dtypes are worked on at once, `MOST` elements at
 most; a larger leaf is by itself. A formula of `+ - * /`, flags and `where` is written
-once, for a tensor or for `Listed`, whose operations are one launch and copy nothing; no
-operation has a product and a sum in it, so none can be rounded once where the formula
-rounds twice. For other functions leaves are laid end to end, and results are cut apart
-into tensors with memory of their own. Small CPU tensors are laid end to end, too. Large
-CPU tensors, and tensors under a transform or whose gradient is wanted, are worked on
-one by one.
+once, for a tensor or for `TensorList`, whose operations are one launch and copy
+nothing; no operation has a product and a sum in it, so none can be rounded once where
+the formula rounds twice. For other functions leaves are laid end to end, and results
+are split into tensors with memory of their own. Small CPU tensors are laid end to end,
+too. Large CPU tensors, and tensors under a transform or whose gradient is wanted, are
+worked on one by one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from sparsefn._engine.leaves.donation import saves
+from sparsefn._engine.leaves.donation import saves_memory
 from sparsefn._engine.transforms import (
     differentiated,
     flatten_tensors,
@@ -48,10 +48,10 @@ PART_ON_CPU = 1 << 22  # elements of a part of an update that saves memory
 SMALL = 1 << 12
 FEWEST = 12
 
-Value = TypeVar("Value", bound="Tensor | Listed")
+Value = TypeVar("Value", bound="Tensor | TensorList")
 OfLists: TypeAlias = Callable[..., Sequence[Tensor]]
 # a tensor is 0-d, on the same device and of the same dtype
-Other: TypeAlias = "Listed | Tensor | float"
+Other: TypeAlias = "TensorList | Tensor | float"
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -86,7 +86,7 @@ def places_in_parts(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[lis
     Flags of all elements at once are as large as the masks. A part is one tensor, or
     has 4 million elements at most; on a device, where launches count, 33 million.
     """
-    if not saves():
+    if not saves_memory():
         return [list(range(len(sizes)))]
     on_cpu = all(x.device.type == "cpu" for x in tensors)
     return packs([""] * len(sizes), sizes, PART_ON_CPU if on_cpu else MOST)
@@ -127,12 +127,12 @@ def end_to_end(tensors: Iterable[Tensor]) -> Tensor:
     return flatten_tensors(listed).detach()
 
 
-def apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+def split_like(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """The elements of a tensor cut into tensors of the shapes of `like`, each with
     memory of its own.
 
     >>> from sparsefn._engine.leaves import lists
-    >>> lists.apart(torch.tensor([1, 2, 3]), [torch.ones(1, 2), torch.ones(1)])
+    >>> lists.split_like(torch.tensor([1, 2, 3]), [torch.ones(1, 2), torch.ones(1)])
     [tensor([[1, 2]]), tensor([3])]
     """
     parts = unflatten_tensors(row.reshape(-1), list(like))
@@ -162,7 +162,7 @@ def repeated(numbers: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.cat([column.expand(*rows, size) for column, size in columns], -1)
 
 
-def each(
+def foreach(
     fn: Callable[..., Made], *lists: Sequence[Tensor], formula: bool = True
 ) -> list[Made]:
     """A formula, or another elementwise function, of each row of tensors of one shape.
@@ -170,7 +170,7 @@ def each(
     It gives a tensor, or a tuple of them.
 
     >>> from sparsefn._engine.leaves import lists
-    >>> lists.each(
+    >>> lists.foreach(
     ...     lambda a, b: a + b,
     ...     [torch.ones(1), torch.ones(2)],
     ...     [torch.ones(1), torch.zeros(2)],
@@ -179,7 +179,7 @@ def each(
     """
     rows: list[Row] = list(zip(*lists, strict=True))
     if len(rows) > 1 and pays([x for row in rows for x in row]):
-        return laid(fn, rows, formula)
+        return foreach_at_once(fn, rows, formula)
     small = joined_rows(rows)
     if not small:
         return [fn(*row) for row in rows]
@@ -202,9 +202,9 @@ class Joined(NamedTuple):
     row: Row
     leaves: list[Tensor]
 
-    def apart(self, made: Sequence[Tensor]) -> list[Row]:
+    def split(self, made: Sequence[Tensor]) -> list[Row]:
         """The results of each row, cut from the joined ones, in their own memory."""
-        return list(zip(*[apart(x, self.leaves) for x in made], strict=True))
+        return list(zip(*[split_like(x, self.leaves) for x in made], strict=True))
 
 
 def joined_rows(rows: Sequence[Row]) -> list[Joined]:
@@ -212,7 +212,7 @@ def joined_rows(rows: Sequence[Row]) -> list[Joined]:
 
     >>> from sparsefn._engine.leaves import lists
     >>> (joined,) = lists.joined_rows([(torch.full((1,), n),) for n in range(12)])
-    >>> joined.row[0].shape, joined.apart([2 * joined.row[0]])[-1]
+    >>> joined.row[0].shape, joined.split([2 * joined.row[0]])[-1]
     (torch.Size([12]), (tensor([22]),))
     """
     made = []
@@ -256,14 +256,14 @@ def small_packs(rows: Sequence[Row]) -> list[list[int]]:
     return [pack for pack in found if len(pack) >= FEWEST]
 
 
-def laid(
+def foreach_at_once(
     fn: Callable[..., Made], rows: Sequence[Row], formula: bool = False
 ) -> list[Made]:
     """An elementwise function of each row of tensors of one shape, which are worked on
     at once wherever they are.
 
     >>> from sparsefn._engine.leaves import lists
-    >>> lists.laid(
+    >>> lists.foreach_at_once(
     ...     torch.add, [(torch.ones(1), torch.ones(1)), (torch.ones(2), torch.zeros(2))]
     ... )
     [tensor([2.]), tensor([1., 1.])]
@@ -282,30 +282,30 @@ def laid(
             continue
         columns = list(zip(*[rows[i] for i in pack], strict=True))
         narrow = all(dtype != torch.float64 for _, dtype in kinds[pack[0]])
-        join = Listed if formula and narrow else end_to_end
+        join = TensorList if formula and narrow else end_to_end
         made = _cut(fn(*map(join, columns)), columns[0])
         results |= zip(pack, made, strict=True)
     return [results[i] for i in range(len(rows))]
 
 
 def _cut(made: Any, like: Sequence[Tensor]) -> list[Any]:
-    # The result of each leaf, of what a function made of all: a tensor, a `Listed`, or
-    # a tuple of these.
-    if isinstance(made, Listed):
+    # The result of each leaf, of what a function made of all: a tensor, a `TensorList`,
+    # or a tuple of these.
+    if isinstance(made, TensorList):
         return made.tensors
     if isinstance(made, tuple):
         return list(zip(*[_cut(x, like) for x in made], strict=True))
-    return apart(made, like)
+    return split_like(made, like)
 
 
 # ---- formulas ------------------------------------------------------------------------
 
 
-class Listed:
+class TensorList:
     """Tensors of one device and dtype, as the operand of a formula.
 
-    >>> from sparsefn._engine.leaves.lists import Listed
-    >>> x = Listed([torch.tensor([1.0, 2.0]), torch.tensor(3.0)])
+    >>> from sparsefn._engine.leaves.lists import TensorList
+    >>> x = TensorList([torch.tensor([1.0, 2.0]), torch.tensor(3.0)])
     >>> ((x * 2.0 + x) / torch.tensor(2.0)).tensors
     [tensor([1.5000, 3.0000]), tensor(4.5000)]
 
@@ -320,33 +320,33 @@ class Listed:
         self.dtype = tensors[0].dtype
         self.device = tensors[0].device
 
-    def to(self, dtype: torch.dtype) -> Listed:
+    def to(self, dtype: torch.dtype) -> TensorList:
         """The numbers in a dtype."""
         if dtype == self.dtype:
             return self
         made = [torch.empty_like(x, dtype=dtype) for x in self.tensors]
         foreach_copy_(made, self.tensors)
-        return Listed(made)
+        return TensorList(made)
 
-    def view(self, dtype: torch.dtype) -> Listed:
+    def view(self, dtype: torch.dtype) -> TensorList:
         """The same memory, as a dtype of the same size."""
-        return Listed([x.view(dtype) for x in self.tensors])
+        return TensorList([x.view(dtype) for x in self.tensors])
 
-    def double(self) -> Listed:
+    def double(self) -> TensorList:
         """The numbers in float64."""
         return self.to(torch.float64)
 
-    def sqrt_(self) -> Listed:
+    def sqrt_(self) -> TensorList:
         """The square roots, in place."""
         foreach_sqrt_(self.tensors)
         return self
 
-    def add_(self, number: float) -> Listed:
+    def add_(self, number: float) -> TensorList:
         """A number added, in place."""
         foreach_add_(self.tensors, number)
         return self
 
-    def __add__(self, other: Other) -> Listed:
+    def __add__(self, other: Other) -> TensorList:
         if isinstance(other, Tensor):  # torch would read the number of some devices
             widest = max([x.numel() for x in self.tensors])
             same = other.expand(widest).contiguous()
@@ -358,32 +358,32 @@ class Listed:
                     if dense
                     else other.expand(x.shape)
                 )
-            other = Listed(addends)
+            other = TensorList(addends)
         return self._by(foreach_add, other)
 
-    def __sub__(self, other: Listed) -> Listed:
+    def __sub__(self, other: TensorList) -> TensorList:
         return self._by(foreach_sub, other)
 
-    def __mul__(self, other: Other) -> Listed:
+    def __mul__(self, other: Other) -> TensorList:
         return self._by(foreach_mul, other)
 
-    def __truediv__(self, other: Other) -> Listed:
+    def __truediv__(self, other: Other) -> TensorList:
         return self._by(foreach_div, other)
 
     __rmul__ = __mul__
 
-    def __and__(self, other: Listed) -> Listed:
+    def __and__(self, other: TensorList) -> TensorList:
         return self._bytes_by(foreach_mul, other)
 
-    def __or__(self, other: Listed) -> Listed:
+    def __or__(self, other: TensorList) -> TensorList:
         return self._bytes_by(foreach_maximum, other)
 
-    def _by(self, fn: OfLists, other: Other) -> Listed:
-        return Listed(
-            fn(self.tensors, other.tensors if isinstance(other, Listed) else other)
+    def _by(self, fn: OfLists, other: Other) -> TensorList:
+        return TensorList(
+            fn(self.tensors, other.tensors if isinstance(other, TensorList) else other)
         )
 
-    def _bytes_by(self, fn: OfLists, other: Listed) -> Listed:
+    def _bytes_by(self, fn: OfLists, other: TensorList) -> TensorList:
         return self.view(torch.uint8)._by(fn, other.view(torch.uint8)).view(torch.bool)
 
 
@@ -393,19 +393,21 @@ def where(mask: Value, new: Value, old: Value | None = None) -> Value:
     >>> from sparsefn._engine.leaves import lists
     >>> lists.where(torch.tensor([True, False]), torch.tensor([1.0, 2.0]))
     tensor([1., 0.])
-    >>> one = lists.Listed([torch.tensor([1.0, -0.0])])
-    >>> lists.where(lists.Listed([torch.tensor([True, False])]), one * 2.0, one).tensors
+    >>> one = lists.TensorList([torch.tensor([1.0, -0.0])])
+    >>> lists.where(
+    ...     lists.TensorList([torch.tensor([True, False])]), one * 2.0, one
+    ... ).tensors
     [tensor([2., -0.])]
     """
     made: Any
-    if isinstance(mask, Listed):
+    if isinstance(mask, TensorList):
         made = _where(mask, new, old)  # type: ignore[arg-type]
     else:
         made = torch.where(mask, new, new.new_zeros(()) if old is None else old)  # type: ignore[arg-type, union-attr]
     return made  # type: ignore[no-any-return]
 
 
-def _where(mask: Listed, new: Listed, old: Listed | None) -> Listed:
+def _where(mask: TensorList, new: TensorList, old: TensorList | None) -> TensorList:
     # Integers wrap around, so that the difference of any two words comes back whole.
     dtype = new.dtype if old is None else torch.promote_types(new.dtype, old.dtype)
     word = WORDS[dtype.itemsize]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsefn._engine.transforms import in_mode, read, transformed
+from sparsefn._engine.transforms import in_mode, read_number, transformed
 
 
 def hidden(*tensors: Tensor) -> bool:
@@ -18,7 +18,7 @@ def hidden(*tensors: Tensor) -> bool:
     False
     """
     return (transformed() or in_mode()) and any(
-        read(x.detach().sum()) is None for x in tensors
+        read_number(x.detach().sum()) is None for x in tensors
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparsefn._engine.leaves import blockwise, lists
 from sparsefn._engine.leaves.buffers import BLOCK
-from sparsefn._engine.leaves.donation import saves
+from sparsefn._engine.leaves.donation import saves_memory
 from sparsefn._engine.transforms import Array, constants
 
 Row = tuple[Tensor, ...]
@@ -202,7 +202,7 @@ def _results(
     # The n results of each row; memory that is given away is taken from these tensors.
     blocks: list[blockwise.Row] = []
     results: Results = [None] * len(rows)
-    taken = overwrites if saves() else ()
+    taken = overwrites if saves_memory() else ()
     small: list[tuple[lists.Joined, list[Tensor]]] = []
     left = set(range(len(rows)))
     if not taken and len(rows) >= lists.FEWEST:
@@ -219,7 +219,7 @@ def _results(
     if blocks:
         blockwise.run_blocks(kernel, blocks)
     for joined, made in small:
-        for i, of_leaf in zip(joined.places, joined.apart(made), strict=True):
+        for i, of_leaf in zip(joined.places, joined.split(made), strict=True):
             results[i] = of_leaf
     return results
 

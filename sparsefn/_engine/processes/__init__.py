@@ -26,7 +26,7 @@ from sparsefn._engine.processes.shards import (
     laid_like,
     local_tensor,
     localized,
-    outside,
+    outside_vjp,
     redistributed,
     sharded_like,
     words_of,

@@ -18,10 +18,10 @@ from torch import Tensor
 from sparsefn._engine.processes.agreements import agree, agreement
 from sparsefn._engine.processes.extent import Extent
 from sparsefn._engine.transforms import (
-    eagerly,
-    read,
+    read_number,
     temporarily_clear_interpreter_stack,
     unwrapped,
+    without_compiler,
 )
 
 Out = TypeVar("Out")
@@ -296,11 +296,11 @@ def agreed(
         return fn()
 
 
-@eagerly
+@without_compiler
 def _compare(
     call: Mapping[str, object], leaves: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    seen = {(name, ""): str(read(value)) for name, value in call.items()}
+    seen = {(name, ""): str(read_number(value)) for name, value in call.items()}
     for what, tree in leaves.items():
         for path, leaf in tree.items():
             check_local_size(path, leaf, f"{what}: ", sums=True)
@@ -385,7 +385,7 @@ def localized(
     return [tuple(map(local_tensor, row)) for row in rows], rebuild_sharded
 
 
-def outside(fn: Callable[[Tensor], Out], x: Tensor) -> Out:
+def outside_vjp(fn: Callable[[Tensor], Out], x: Tensor) -> Out:
     """What a function makes of a tensor, for constants: of a DTensor inside
     `torch.func.vjp`, as if it were outside.
 

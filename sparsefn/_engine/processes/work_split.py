@@ -108,8 +108,8 @@ def check_alike(*what: object) -> None:
     if not _is_dealt():
         return
     words = re.sub(r" at 0x\w+", "", "\t".join(map(_told, what)))
-    (told,) = in_step([(dealing(), texts_of_all(words))])
-    first, *others = (text.split("\t") for text in told)
+    (all_words,) = in_step([(dealing(), texts_of_all(words))])
+    first, *others = (text.split("\t") for text in all_words)
     for rank, own in enumerate(others, 1):
         same_call = len(first) > 1 and own[0] == first[0]
         where = f"in {own[0]}" if same_call else "they are at"

@@ -49,7 +49,12 @@ from sparsefn._engine.selection.entries import (
     open_count,
     reshaped,
 )
-from sparsefn._engine.transforms import Array, as_numpy_inside, eagerly, unwrapped
+from sparsefn._engine.transforms import (
+    Array,
+    as_numpy_inside,
+    unwrapped,
+    without_compiler,
+)
 
 FEW = 1 << 12  # up to this many scores of all processes are sent
 # of fewer than 2**20 scores; more make the bracket narrower, and are themselves sent
@@ -57,7 +62,7 @@ _SAMPLED = 1 << 11
 _PROBES = 1 << 10  # places at which ties are counted at a time
 
 
-@eagerly
+@without_compiler
 def winners(
     entries: Sequence[Entry],
     counts: Sequence[Count],
@@ -113,7 +118,7 @@ def winners(
     return [mask.to(entry.scores.device) for mask, entry in pairs]
 
 
-@eagerly
+@without_compiler
 def totals(counts: Sequence[Tensor], extents: Sequence[Extent | None]) -> list[Tensor]:
     """The counts of some tensors, summed over processes for tensors that are parts.
 

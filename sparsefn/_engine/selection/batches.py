@@ -15,7 +15,7 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor
 
-from sparsefn._engine.leaves import MOST, apart, end_to_end, packs, pays, repeated
+from sparsefn._engine.leaves import MOST, end_to_end, packs, pays, repeated, split_like
 from sparsefn._engine.selection import fixed, reference
 from sparsefn._engine.selection.entries import Count, Entry, counts_of_rows
 from sparsefn._engine.selection.fixed import competitions
@@ -78,7 +78,7 @@ def joint_masks(entries: Sequence[Entry], count: Count) -> list[Tensor]:
     [tensor([[False,  True]]), tensor([[False, False]])]
     """
     won = reference.top_of_rows(fixed.keys_of(entries)[None], count)[0]
-    return apart(won, [entry.scores for entry in entries])
+    return split_like(won, [entry.scores for entry in entries])
 
 
 def totals(flags: Sequence[Tensor]) -> Tensor:
@@ -144,7 +144,9 @@ def _of_segments(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tens
     keys = fixed.keys_of(entries)
     wanted = counts_of_rows(counts, list(map(len, rows)), keys.device)
     won = _best_of_segments(keys, list(chain(*rows)), wanted)
-    return apart(_eligible(won, keys, entries), [entry.scores for entry in entries])
+    return split_like(
+        _eligible(won, keys, entries), [entry.scores for entry in entries]
+    )
 
 
 def _best_of_segments(keys: Tensor, sizes: Sequence[int], counts: Tensor) -> Tensor:
@@ -187,7 +189,7 @@ def _of_one_matrix(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Te
         won = _eligible(_by_pairs(keys, count), keys, entries)
     else:
         won = reference.top_of_rows(keys, count)
-    masks = apart(won, [entry.scores for entry in rows])
+    masks = split_like(won, [entry.scores for entry in rows])
     pairs = zip(masks, entries, strict=True)
     return [fixed.laid_back(mask, entry.scores.shape) for mask, entry in pairs]
 

@@ -346,7 +346,7 @@ def _operator(
         Entry(*fields) for fields in zip(scores, allow, deny, absolute, strict=True)
     ]
     device = scores[0].device.type
-    won: list[Tensor] | None = backends.asked(
+    won: list[Tensor] | None = backends.call_backend(
         "winners", device, entries, counts, spans, joint
     )
     own = torch.split(counts, list(spans))

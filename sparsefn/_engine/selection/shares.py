@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsefn._engine.leaves import as_tensor_on
 from sparsefn._engine.numbers import real_where
 from sparsefn._engine.selection.dispatch import Entry, winners
-from sparsefn._engine.transforms import at_compile_time, known, outside_modes
+from sparsefn._engine.transforms import as_constant, at_compile_time, outside_modes
 
 _COUNT_BITS = 40  # of a number of units
 
@@ -56,7 +56,7 @@ def apportion(
     for name in names:
         share = shares[name]
         if isinstance(share, float):
-            share = known(share)
+            share = as_constant(share)
         if not isinstance(share, Tensor) and (share < 0 or math.isinf(share)):
             raise ValueError(f"expected finite shares >= 0, got {share} at {name!r}")
         parts.append(share)

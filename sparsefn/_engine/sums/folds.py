@@ -81,7 +81,7 @@ def _without_ones(x: Array, rank: int) -> tuple[Array, int]:
 
 
 def _cut(x: Array, rank: int, size: int) -> list[Array]:
-    # Of tall units every `apart`-th element, (elements, units ...): the first steps
+    # Of tall units every `stride`-th element, (elements, units ...): the first steps
     # join these with each other alone.
     first = x.shape[0]
     inner = size // first
@@ -90,14 +90,14 @@ def _cut(x: Array, rank: int, size: int) -> list[Array]:
     if size <= _BLOCK and not 0 < _least_stride(x, rank) < x.strides[0]:
         return []
     blocks = -(-first // _TALL)
-    apart = 1 << (blocks - 1).bit_length()
-    rows, rest = divmod(first, apart)
-    whole_rows = x[: rows * apart]
-    every: Array = whole_rows.reshape(rows, apart, *x.shape[1:])
+    stride = 1 << (blocks - 1).bit_length()
+    rows, rest = divmod(first, stride)
+    whole_rows = x[: rows * stride]
+    every: Array = whole_rows.reshape(rows, stride, *x.shape[1:])
     if not rest:
         return [every]
     shape = (rows + 1, rest, *x.shape[1:])
-    strides = (apart * x.strides[0], *x.strides)
+    strides = (stride * x.strides[0], *x.strides)
     with_one_more = as_strided(x, shape, strides)
     return [with_one_more, every[:, rest:]]
 

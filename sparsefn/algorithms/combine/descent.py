@@ -20,11 +20,11 @@ from sparsefn._engine.leaves import (
     donating,
     leafwise,
     lists,
-    saves,
+    saves_memory,
     sparse_among,
 )
 from sparsefn._engine.torch_limits import from_bytes
-from sparsefn._engine.transforms import fused, transformed, unwrapped
+from sparsefn._engine.transforms import is_compiled_without_grad, transformed, unwrapped
 from sparsefn.algorithms.combine import foreign
 from sparsefn.core.state import (
     State,
@@ -143,7 +143,7 @@ class Descent:
             moving, whole = optimizer.update(
                 grads, state.opt, params=trained, inplace=False
             )
-            if fused(*leaves_of((moving, whole))):
+            if is_compiled_without_grad(*leaves_of((moving, whole))):
                 return Stepped(moved(state, moving)._replace(opt=opt), whole)
         check_like(f"the updates of {self._name}", updates, trained, dtype=False)
         if not same_structure(opt, state.opt):
@@ -256,7 +256,7 @@ class Moments:
         places = list(owned.values())
         first = self._first_values(trained, owning)
         parts = [list(range(len(owning)))]
-        if saves():
+        if saves_memory():
             donate(
                 [leaves[i] for own in places for i in own],
                 leaves_of((grads, state._replace(opt=()))),
@@ -371,7 +371,7 @@ def live_leaves(
             used = columns[: 2 if changed else 1]
             used += columns[2:] if is_set else []
             run = functools.partial(_live, mask_moments, changed, is_set)
-            live = lists.each(run, *used, formula=mask_moments and not is_set)
+            live = lists.foreach(run, *used, formula=mask_moments and not is_set)
         elif mask_moments:
             live = columns[0]
         for i, x in zip(alike, live, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsefn._engine.leaves import donate, saves
+from sparsefn._engine.leaves import donate, saves_memory
 from sparsefn.algorithms.combine import foreign
 from sparsefn.algorithms.combine.descent import Descent, Moments, compiled_well
 from sparsefn.algorithms.combine.parts import check_algorithm
@@ -161,7 +161,7 @@ def with_optimizer(
         after = optimizer_step.stepped(state, grads, step, skip)
         state = after.state
         # Nobody else needs the stepped weights.
-        if mask_update.overwrites and saves():
+        if mask_update.overwrites and saves_memory():
             others = leaves_of((grads, state._replace(params=())))
             donate(leaves_of(state.params), others)
         state = mask_update.inner(state, grads, step)._replace(opt=state.opt)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.numbers import Real
-from sparsefn._engine.processes import check_plain, outside
+from sparsefn._engine.processes import check_plain, outside_vjp
 from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.mask_draws import check_strength, prior_of
 from sparsefn.algorithms.memory import Scores
@@ -157,7 +157,7 @@ def uniform_at(step: Step, key: Tensor, path: str, like: Tensor) -> Tensor:
         own = random.leaf_key(key, path, step)
         return random.uniform_like(own, x)
 
-    return outside(draw, like)
+    return outside_vjp(draw, like)
 
 
 def _inner_uniform_at(step: Step, key: Tensor, path: str, like: Tensor) -> Tensor:

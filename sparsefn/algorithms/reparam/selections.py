@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.numbers import Real
-from sparsefn._engine.processes import check_plain, outside
+from sparsefn._engine.processes import check_plain, outside_vjp
 from sparsefn._engine.sums import smooth_total_of_shares, total_of_shares
 from sparsefn.algorithms.reparam.base import Reparametrisation
 from sparsefn.algorithms.reparam.gates import sigmoid
@@ -78,7 +78,7 @@ def faded(
             count = _count(pattern, x, level, step)
             return topk_mask(x.detach().abs(), count, pattern=pattern)
 
-        return outside(best, v)
+        return outside_vjp(best, v)
 
     def dimmed(v: Tensor, mask: Tensor, part: Real) -> Tensor:
         return torch.where(mask, v, (part * wide(v)).to(v.dtype))

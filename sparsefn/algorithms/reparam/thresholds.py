@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparsefn._engine.processes import is_sharded, outside
+from sparsefn._engine.processes import is_sharded, outside_vjp
 from sparsefn.algorithms.reparam.base import Reparametrisation
 from sparsefn.core.checks import described, is_number, number
 from sparsefn.core.schedules import as_schedule
@@ -68,7 +68,7 @@ def soft_threshold(
         masks = {}
         for path, v in latents["latent"].items():
             threshold = f(latents["threshold"][path])
-            if v.ndim > 1 and v.numel() >= 1 << 15 and not outside(is_sharded, v):
+            if v.ndim > 1 and v.numel() >= 1 << 15 and not outside_vjp(is_sharded, v):
                 # Its slope is a sum of rows: torch splits the sum of as many numbers
                 # between threads.
                 threshold = threshold.expand(len(v), *[1] * (v.ndim - 1))

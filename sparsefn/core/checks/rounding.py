@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparsefn._engine.numbers import Real
 from sparsefn._engine.selection import counts_of_rows
-from sparsefn._engine.transforms import known
+from sparsefn._engine.transforms import as_constant
 from sparsefn.core.checks.calls import check_call
 from sparsefn.core.checks.checks import Level, Schedule, Step, check_sparsity, number
 
@@ -88,7 +88,7 @@ def _whole(
         if fraction != fraction:
             raise ValueError(f"expected a fraction in [0, 1], got {fraction}")
         if not isinstance(n, Tensor):
-            return round_float(known(fraction) * n)
+            return round_float(as_constant(fraction) * n)
         fraction = torch.full((), fraction, dtype=torch.float64, device=n.device)
     # what NaN casts to depends on the processor
     part = torch.nan_to_num(fraction.double() * n, nan=0.0)

@@ -66,8 +66,8 @@ def structure_error(what: str, tree: Tree, like: Tree, model: str = "params") ->
 
     It names a leaf and the side that lacks it, and counts the other such leaves.
     """
-    if told := no_tree(what, tree) or no_tree(model, like):
-        return told
+    if error := no_tree(what, tree) or no_tree(model, like):
+        return error
     got = paths(tree)
     want = paths(like)
     missing = [path for path in want if path not in got]

@@ -56,8 +56,8 @@ def check_tree(what: str, value: object) -> None:
 
     >>> check_tree("params", {"w": torch.ones(1)})
     """
-    if told := no_tree(what, value):
-        raise TypeError(told)
+    if error := no_tree(what, value):
+        raise TypeError(error)
 
 
 def warn_without_names(params: object) -> None:

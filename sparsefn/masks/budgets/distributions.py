@@ -15,7 +15,7 @@ from sparsefn._engine.numbers import Real
 from sparsefn._engine.selection import CountsByName
 from sparsefn._engine.selection import apportion as apportion
 from sparsefn._engine.selection import spread as spread
-from sparsefn._engine.transforms import at_compile_time, concrete, known
+from sparsefn._engine.transforms import as_constant, as_number, at_compile_time
 from sparsefn.core.checks import (
     Described,
     Made,
@@ -331,7 +331,7 @@ def owl(ratios: Mapping[str, float], spread: float = 0.08) -> Distribution:
                     f"{list(more)}"
                 )
             own = sparsity + (mean - more[glob])
-            level = concrete(own)
+            level = as_number(own)
             if level is not None and not 0.0 <= level <= 1.0:
                 raise ValueError(
                     "owl: expected every block to keep a share in [0, 1], got "
@@ -379,7 +379,7 @@ def at_least(distribution: Distribution, least: int) -> Distribution:
         asked = distribution(shapes, sparsity)
         floors = {path: min(least, math.prod(shape)) for path, shape in shapes.items()}
         rest = sum(asked.values()) - sum(floors.values())
-        short = concrete(rest)
+        short = as_number(rest)
         if short is not None and short < 0:
             raise ValueError(
                 f"at_least: expected {sum(floors.values())} units or more, got "
@@ -431,9 +431,9 @@ class Global(Made, _Bounds):
         Products are exact, of the simplest fraction that rounds to the float: 0.07 is
         7/100, as it was written.
         """
-        sizes = {path: known(math.prod(shape)) for path, shape in shapes.items()}
-        (a, b) = _ratio(known(self.floor))
-        (c, d) = _ratio(known(self.ceiling))
+        sizes = {path: as_constant(math.prod(shape)) for path, shape in shapes.items()}
+        (a, b) = _ratio(as_constant(self.floor))
+        (c, d) = _ratio(as_constant(self.ceiling))
         limits = {}
         for path, n in sizes.items():
             limits[path] = (-(-a * n // b), c * n // d)
@@ -505,7 +505,7 @@ def check_fixed(sparsity: Real, density: float, name: str) -> None:
     """Raise ValueError if a pattern that fixes its own sparsity is asked for another
     one.
     """
-    level = concrete(sparsity)
+    level = as_number(sparsity)
     # compilers take no isclose
     if level is not None and not abs(level - (1 - density)) <= 1e-6:
         raise ValueError(f"{name} fixes the sparsity at {1 - density:g}, got {level:g}")

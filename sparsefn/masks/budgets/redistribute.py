@@ -381,4 +381,4 @@ def _each(
     a: list[Tensor],
     b: list[Tensor],
 ) -> Leaves:
-    return dict(zip(paths, lists.each(fn, a, b), strict=True))
+    return dict(zip(paths, lists.foreach(fn, a, b), strict=True))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine import backends
-from sparsefn._engine.leaves import MOST, apart, end_to_end, lists
+from sparsefn._engine.leaves import MOST, end_to_end, lists, split_like
 from sparsefn.core.tree import Leaves
 from sparsefn.masks.patterns.units import Grids, Read, Select, Units
 
@@ -27,7 +27,7 @@ class PackedGrids(Grids):
     packs: Sequence[Sequence[str]] = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        self.whole = self.here
+        self.full = self.local
         self.extents = [None] * len(self.packs)
 
     @property
@@ -35,10 +35,10 @@ class PackedGrids(Grids):
         """How many elements each tensor has."""
         made = []
         for paths in self.packs:
-            made.append(sum(self.here[path].rows[1] for path in paths))
+            made.append(sum(self.local[path].rows[1] for path in paths))
         return made
 
-    def each(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def by_grid(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The scores or flags of all units, as one tensor a leaf."""
         made: list[Tensor] = []
         for x, sizes in zip(tensors, self.segments or (), strict=True):
@@ -51,13 +51,13 @@ class PackedGrids(Grids):
     @property
     def unpacked(self) -> Grids:
         """The same units, with one tensor for each leaf."""
-        return Grids(self.here, self.select)
+        return Grids(self.local, self.select)
 
     def at(self, places: Sequence[int]) -> PackedGrids:
         """The grids of some of the tensors."""
         packs = [self.packs[i] for i in places]
         paths = [path for pack in packs for path in pack]
-        units = {path: self.here[path] for path in paths}
+        units = {path: self.local[path] for path in paths}
         return _grids_of(packs, units, self.select)
 
     def read(self, leaves: Leaves, fn: Read) -> list[Tensor]:
@@ -67,11 +67,11 @@ class PackedGrids(Grids):
         made = []
         for paths in self.packs:
             if len(paths) == 1:
-                made.append(fn(self.here[paths[0]], leaves[paths[0]]))
+                made.append(fn(self.local[paths[0]], leaves[paths[0]]))
                 continue
             some = [leaves[path] for path in paths]
             for path, leaf in zip(paths, some, strict=True):
-                want = self.here[path].shape
+                want = self.local[path].shape
                 if leaf.shape != want:  # it would shift the leaves after it
                     raise ValueError(
                         f"expected masks and scores of the shape of the params, {want} "
@@ -86,7 +86,7 @@ class PackedGrids(Grids):
         """The masks of leaves from the flags of their units."""
         masks: Leaves = {}
         for paths, flags in zip(self.packs, kept, strict=True):
-            made = apart(flags, [like[path] for path in paths])
+            made = split_like(flags, [like[path] for path in paths])
             masks |= zip(paths, made, strict=True)
         return masks
 
@@ -106,7 +106,7 @@ def packed(grids: Grids, leaves: Leaves) -> Grids:
     packs: list[list[str]] = []
     last: object = None
     room = 0
-    for (path, units), leaf in zip(grids.here.items(), leaves.values(), strict=True):
+    for (path, units), leaf in zip(grids.local.items(), leaves.values(), strict=True):
         kind = _kind(units, leaf)
         n = units.rows[1]
         if kind is None or kind != last or n > room:
@@ -121,7 +121,7 @@ def packed(grids: Grids, leaves: Leaves) -> Grids:
         made += [[path] for path in paths] if few else [paths]
     if len(made) == len(leaves):
         return grids
-    return _grids_of(made, grids.here, grids.select)
+    return _grids_of(made, grids.local, grids.select)
 
 
 def _grids_of(

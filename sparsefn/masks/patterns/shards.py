@@ -29,7 +29,7 @@ from sparsefn._engine.processes import (
 )
 from sparsefn._engine.selection import Count, winners
 from sparsefn._engine.sums import Box
-from sparsefn._engine.transforms import Array, eagerly
+from sparsefn._engine.transforms import Array, without_compiler
 from sparsefn.core.tree import Leaves
 from sparsefn.masks.patterns.units import Grids, Pattern, Read, Units, units_of
 
@@ -37,29 +37,29 @@ from sparsefn.masks.patterns.units import Grids, Pattern, Read, Units, units_of
 @dataclass
 class ShardedUnits(Units):
     """The units of a DTensor that this process gets: `alignment` says where their box
-    lies, and `whole` are the units of the leaf.
+    lies, and `full` are the units of the leaf.
 
     A leaf with several groups has each group on one process; the only group of a leaf
     may be shared.
     """
 
-    whole: Units
+    full: Units
     alignment: Alignment
 
     @property
     def of_all(self) -> Units:
         """The units of the whole leaf."""
-        return self.whole
+        return self.full
 
     @property
     def fixed(self) -> int | Tensor | None:
         """How many units each group of the whole keeps, where the pattern says it."""
-        return self.whole.fixed
+        return self.full.fixed
 
     @property
     def allowed(self) -> Tensor | None:
         """Which units of the grid the pattern may keep; None: all of them."""
-        allowed = self.whole.allowed
+        allowed = self.full.allowed
         if allowed is None:
             return None
         start = _in_cells(self.alignment.box.start, self.unit)
@@ -69,7 +69,7 @@ class ShardedUnits(Units):
     @property
     def cells(self) -> Extent:
         """Where the units of the only group lie among all, or where groups do."""
-        whole = self.whole
+        whole = self.full
         cell = _cell(whole)
         start = _in_cells(self.alignment.box.start, cell_of(whole))
         return Extent(
@@ -82,13 +82,13 @@ class ShardedUnits(Units):
     @property
     def extent(self) -> Extent | None:
         """Where the units lie in their only group's grid; None for several groups."""
-        return None if self.whole.rows[0] > 1 else self.cells
+        return None if self.full.rows[0] > 1 else self.cells
 
     @property
     def row_extent(self) -> Extent:
         """Where the units lie among all units of the leaf, in the order of the rows."""
         cells = self.cells
-        if self.whole.rows[0] <= 1:
+        if self.full.rows[0] <= 1:
             return cells
         n = self.rows[1]
         return Extent((*cells.shape, n), (*cells.start, 0), (*cells.size, n), ())
@@ -158,8 +158,8 @@ class ShardedGrids(Grids):
     """
 
     def __post_init__(self) -> None:
-        self.whole = {path: units.of_all for path, units in self.here.items()}
-        self.extents = [units.extent for units in self.here.values()]
+        self.full = {path: units.of_all for path, units in self.local.items()}
+        self.extents = [units.extent for units in self.local.values()]
 
     def to_local(self, leaves: Leaves) -> Leaves:
         """The leaves, with DTensors as the boxes that this process gets of them."""
@@ -203,7 +203,7 @@ class ShardedGrids(Grids):
 
 def shards_of(grids: Grids) -> dict[str, ShardedUnits]:
     """The units of DTensors."""
-    here = grids.here.items()
+    here = grids.local.items()
     return {path: units for path, units in here if isinstance(units, ShardedUnits)}
 
 
@@ -213,16 +213,16 @@ def counts_of_all(grids: Grids, counts: Leaves) -> Leaves:
     return counts | _counts_of_all(shards, counts) if shards else counts
 
 
-@eagerly
+@without_compiler
 def _counts_of_all(shards: dict[str, ShardedUnits], counts: Leaves) -> Leaves:
-    def told(vector: Array) -> Exchange[Array]:
+    def summed(vector: Array) -> Exchange[Array]:
         return (yield Sum(vector))
 
     exchanges = []
     for path, units in shards.items():
-        vector = np.zeros(units.whole.rows[0], np.int64)
+        vector = np.zeros(units.full.rows[0], np.int64)
         vector[units.group_places().numpy()] = counts[path].cpu().numpy()
-        exchanges.append((units.alignment.box.groups, told(vector)))
+        exchanges.append((units.alignment.box.groups, summed(vector)))
     return {
         path: torch.from_numpy(vector).to(counts[path].device)
         for path, vector in zip(shards, in_step(exchanges), strict=True)
@@ -255,12 +255,12 @@ def on_shards(grids: Grids, leaves: Leaves) -> Grids:
     for path, leaf in leaves.items():
         if type(leaf) is not Tensor and is_sharded(leaf):
             try:
-                shards[path] = shard_of(grids.here[path], leaf)
+                shards[path] = shard_of(grids.local[path], leaf)
             except ValueError as error:
                 raise ValueError(f"{error} at {path!r}") from None
     if not shards:
         return grids
-    return ShardedGrids(grids.here | shards, winners)
+    return ShardedGrids(grids.local | shards, winners)
 
 
 def shard_of(units: Units, leaf: Tensor) -> ShardedUnits:

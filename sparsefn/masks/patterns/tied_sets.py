@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsefn._engine.processes import check_plain
 from sparsefn._engine.sums import Box
-from sparsefn._engine.transforms import Array, at_compile_time, concrete, known
+from sparsefn._engine.transforms import Array, as_constant, as_number, at_compile_time
 from sparsefn.core.checks import described, is_sequence, shown
 from sparsefn.core.state import Where
 from sparsefn.core.tree import Leaves, Tree, flatten
@@ -298,7 +298,7 @@ class TiedPattern(Pattern):
         """
         shapes = []
         for path, leaf in leaves.items():
-            shape = tuple([known(size) for size in leaf.shape])
+            shape = tuple([as_constant(size) for size in leaf.shape])
             shapes.append((path, shape))
         made = {}
         for name, places, classes, order in self.find(tuple(shapes)):
@@ -412,7 +412,7 @@ class TiedPattern(Pattern):
         kept = grids.read(given, lambda _, rows: rows.any(1)[None])
         for path, whole in grids.masks(kept, given, {}, {}).items():
             lost = whole & ~given[path]
-            if concrete(lost.any()):
+            if as_number(lost.any()):
                 raise ValueError(
                     "tied: expected masks that prune whole units, but "
                     f"{_lost(sets, given, path, lost)}"
@@ -482,7 +482,7 @@ class TiedGrids(Grids):
     @property
     def sets(self) -> list[TiedUnits]:
         """The units of each set."""
-        return [units for units in self.here.values() if isinstance(units, TiedUnits)]
+        return [units for units in self.local.values() if isinstance(units, TiedUnits)]
 
     @property
     def paths(self) -> list[str]:

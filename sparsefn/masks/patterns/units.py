@@ -230,8 +230,8 @@ units_of = Units.of
 class Grids:
     """The units of some leaves by path, or by the name of a tied set.
 
-    `here` are the units that this process looks at, `whole` the units of the whole
-    leaves, and `extents` say where `here` lies in `whole`. `select` finds the best
+    `local` are the units that this process looks at, `full` the units of the whole
+    leaves, and `extents` say where `local` lies in `full`. `select` finds the best
     units. Each grid keeps `least` units.
 
     Scores and flags of all units are a list of tensors: in this class one a grid.
@@ -239,26 +239,26 @@ class Grids:
     are rows.
     """
 
-    here: dict[str, Units]
+    local: dict[str, Units]
     select: Select = dealt_winners
     least: int = 0
     segments: Sequence[Sequence[int] | None] | None = None
 
     def __post_init__(self) -> None:
-        self.whole = self.here
-        self.extents: Sequence[Extent | None] = [None] * len(self.here)
+        self.full = self.local
+        self.extents: Sequence[Extent | None] = [None] * len(self.local)
 
     @property
     def paths(self) -> list[str]:
         """The paths of the leaves; of tied sets one for each membership."""
-        return [*self.here]
+        return [*self.local]
 
     @property
     def sizes(self) -> list[int]:
         """How many elements the units of each tensor have."""
-        return [math.prod(units.shape) for units in self.here.values()]
+        return [math.prod(units.shape) for units in self.local.values()]
 
-    def each(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    def by_grid(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """The scores or flags of all units, as one tensor a grid."""
         return tensors
 
@@ -269,13 +269,13 @@ class Grids:
 
     def at(self, places: Sequence[int]) -> Self:
         """The grids of some of the tensors."""
-        names = [[*self.here][i] for i in places]
-        here = {name: self.here[name] for name in names}
+        names = [[*self.local][i] for i in places]
+        here = {name: self.local[name] for name in names}
         return type(self)(here, self.select, self.least)
 
     def read(self, leaves: Leaves, fn: Read) -> list[Tensor]:
         """What a function makes of the units and the leaf of each grid."""
-        return [fn(units, leaves[path]) for path, units in self.here.items()]
+        return [fn(units, leaves[path]) for path, units in self.local.items()]
 
     def masks(
         self, kept: Sequence[Tensor], like: Leaves, scores: Leaves, among: Leaves
@@ -283,7 +283,7 @@ class Grids:
         """The masks of leaves from the flags of their units, with the best elements
         `among` some of pruned units where the pattern leaves them any.
         """
-        pairs = zip(self.here.items(), kept, strict=True)
+        pairs = zip(self.local.items(), kept, strict=True)
         return {
             path: unit_mask(units, flags, scores.get(path), among.get(path))
             for (path, units), flags in pairs

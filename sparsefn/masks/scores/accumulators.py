@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.leaves import claim
-from sparsefn._engine.transforms import concrete
+from sparsefn._engine.transforms import as_number
 from sparsefn.core.checks import check_int, check_positive, check_trigger, described
 from sparsefn.core.state import Accumulated, Score, State, Step, Trigger
 from sparsefn.core.tree import Tree, choose, flatten, leaves_of, wide
@@ -343,7 +343,7 @@ def first_sign() -> Accumulated:
 
 def _flag(fired: bool | Tensor, like: Tensor) -> Tensor:
     if isinstance(fired, Tensor) and (
-        fired.device == like.device or concrete(fired) is None
+        fired.device == like.device or as_number(fired) is None
     ):
         return fired
-    return torch.full_like(like, concrete(fired))
+    return torch.full_like(like, as_number(fired))

@@ -199,15 +199,15 @@ def distance(
     def sums(path: str, flat: Tensor) -> Tensor:
         if not callable(norm):
             return _distance_sums(flat, norm)
-        apart = norm(flat)
+        norms = norm(flat)
         size = len(flat)
-        if tuple(apart.shape) != (size, size):
-            got = tuple(apart.shape)
+        if tuple(norms.shape) != (size, size):
+            got = tuple(norms.shape)
             raise ValueError(
                 f"distance: expected norm to give shape {(size, size)} at {path!r}, "
                 f"got {got}"
             )
-        return _SUM(apart.abs())
+        return _SUM(norms.abs())
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor) -> Tensor:
         try:

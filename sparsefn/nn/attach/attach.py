@@ -406,7 +406,7 @@ def check_optimizer(optimizer: Optimizer, extra: Sequence[Record]) -> None:
             )
         lists = [group["params"] for group in one.param_groups]
         shared = {id(params) for params in lists}
-        groups = [record.beside.group for record in extra if record.beside]
+        groups = [record.added_for.group for record in extra if record.added_for]
         if any(id(group["params"]) not in shared for group in groups):
             raise ValueError(
                 f"attach: {kind} would not move new parameters, such as "

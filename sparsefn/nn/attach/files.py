@@ -25,7 +25,7 @@ def saved(
     algorithm: Algorithm,
     state: State,
     step: int,
-    visible: Collection[str],
+    shown: Collection[str],
     snapshot: Callable[[Tree], Tree],
 ) -> dict[str, object]:
     """The algorithm and its arguments, the step, and the tensors of a state, but for
@@ -37,7 +37,7 @@ def saved(
 
     `snapshot` copies the tensors that later steps write.
     """
-    left_out = {f"params.{name}" for name in visible}
+    left_out = {f"params.{name}" for name in shown}
     tensors = {
         path: x
         for path, x in checkpoint.state_dict(state).items()

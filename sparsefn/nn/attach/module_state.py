@@ -76,7 +76,7 @@ class ModuleState:
         # in the order of the leaves
         self.weights = {name: weights[name] for name in flatten(state.params)[0]}
         self.trained = trained_records(algorithm.view, state, self.weights)
-        self.extra = [record for record in self.trained if record.beside]
+        self.extra = [record for record in self.trained if record.added_for]
         self.records = [*self.weights.values(), *self.extra]
         self.optimizers = {r.optimizer: HeldStates(r.optimizers) for r in self.trained}
         # the weights that follow from what trains in their place
@@ -229,11 +229,11 @@ class ModuleState:
         shows = zeroed(
             [new.masks[r.name] for r in some], [params[r.name] for r in some]
         )
-        visible = params | {r.name: leaf for r, leaf in zip(some, shows, strict=True)}
-        set_hidden(new, fresh, [visible[r.name] for r in fresh])
+        effective = params | {r.name: leaf for r, leaf in zip(some, shows, strict=True)}
+        set_hidden(new, fresh, [effective[r.name] for r in fresh])
         self.hidden = [r for r in records if r.hidden]
         self.shown = [r for r in records if not r.hidden]
-        shown = addresses([visible[r.name] for r in records])
+        shown = addresses([effective[r.name] for r in records])
         places = zip(records, own[: len(records)], shown, strict=True)
         for record, mine, other in places:
             name = record.name
@@ -241,14 +241,14 @@ class ModuleState:
             if record.hidden and address(leaf) in own:  # a map may hand on its latents
                 params[name] = leaf.clone()
             if other != mine:
-                record.parameter.copy_(visible[name])
+                record.parameter.copy_(effective[name])
             if not record.hidden:
                 params[name] = record.parameter.detach()
         self._written = set()
         note_all(records)
         for record, leaf, support in self.rows(new) if trained is None else trained:
             record.support = support
-            if record.beside and address(leaf) != address(record.parameter):
+            if record.added_for and address(leaf) != address(record.parameter):
                 record.parameter.copy_(leaf)
         self.state = new._replace(params=params)
 

@@ -48,7 +48,7 @@ class Record:
     parameter: nn.Parameter
     optimizer: Optimizer
     # the weight that it was added for; None if the module has it
-    beside: Record | None = None
+    added_for: Record | None = None
     trains: bool = False  # it is a leaf of the tree that the algorithm trains
     support: Tensor = _ALL  # where it trains
     # what trains in its place: "latents" that it is made of, or "scores" that its mask
@@ -105,7 +105,7 @@ def trained_records(
     >>> (record,) = trained_records(
     ...     algorithm.view, algorithm.init({"w": weight.detach()}), weights
     ... )
-    >>> record.name, record.beside.name
+    >>> record.name, record.added_for.name
     ('scores.w', 'w')
 
     A leaf belongs to the weight whose name ends its path, a leaf of no weight to the
@@ -129,7 +129,7 @@ def trained_records(
         record.support = support
         record.follows = ""
         if isinstance(record.optimizer, torch.optim.SparseAdam) and (
-            record.beside or support.ndim
+            record.added_for or support.ndim
         ):
             raise ValueError(
                 f"attach: SparseAdam takes no masks: leave {record.name!r} out of "
@@ -162,7 +162,7 @@ def put_in(extra: Sequence[Record], options: Mapping[str, object] | None) -> Non
                 {**options, "params": [record.parameter for record in new]}
             )
         for record in new if options is None else ():
-            record.beside.group["params"].append(record.parameter)  # type: ignore[union-attr]
+            record.added_for.group["params"].append(record.parameter)  # type: ignore[union-attr]
         _forget_length(optimizer)
 
 
@@ -388,7 +388,7 @@ def give(
     rows = zip(trained, seen, addresses(seen), strict=bool(seen))
     for record, grad, at in rows:
         own = record.parameter.grad
-        if own is None and not record.beside:
+        if own is None and not record.added_for:
             continue
         if at not in held:
             given[record.name] = grad

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import masks
-from sparsefn._engine.transforms import read
+from sparsefn._engine.transforms import read_number
 from sparsefn.core.state import State
 from sparsefn.core.tree import Tree, flatten, leaves_of, same_structure
 from sparsefn.masks.packing import check_unused
@@ -137,7 +137,7 @@ def refuse_false(path: str, mask: Tensor, depth: int = 0) -> Tensor:
         ...
     ValueError: expected a mask of full shape or 0-d True at 'w', got 0-d False
     """
-    if mask.ndim <= depth and read(mask.all()) is False:
+    if mask.ndim <= depth and read_number(mask.all()) is False:
         got = "0-d False"
         if mask.ndim:
             got = f"0-d False in a stack of shape {tuple(mask.shape)}"

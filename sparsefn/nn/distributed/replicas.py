@@ -57,11 +57,13 @@ def check_replicas(state: Tree) -> None:
             for leaf in leaves.values()
             for number in (_place(leaf), _content(leaf))
         ]
-    told = [
+    exchanges = [
         collectives.values_of_all(np.array(numbers, np.int64))
         for numbers in (hashes[:1], hashes)
     ]
-    first, all_hashes = collectives.in_step([(groups, exchange) for exchange in told])
+    first, all_hashes = collectives.in_step(
+        [(groups, exchange) for exchange in exchanges]
+    )
     if len({*first.tolist()}) > 1:
         raise ValueError(
             f"check_replicas: expected the same leaves on every rank, got {[*leaves]} "

@@ -301,8 +301,8 @@ def _called(
     # given.
     tensors = dict([*weights.values(), *copies.values()])
     tables = limited_tables(module)
-    lent = {name: x for name, (at, x) in weights.items() if at not in tables}
-    with _unwritten(module, lent), _unchanged(module), _without_checkpointing():
+    watched = {name: x for name, (at, x) in weights.items() if at not in tables}
+    with _unwritten(module, watched), _unchanged(module), _without_checkpointing():
         out = torch.func.functional_call(module, tensors, args, kwargs)
     changed = [
         name
@@ -320,13 +320,13 @@ def _changed(copied: Tensor, left: Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _unwritten(module: nn.Module, lent: Mapping[str, Tensor]) -> Iterator[None]:
+def _unwritten(module: nn.Module, watched: Mapping[str, Tensor]) -> Iterator[None]:
     # Raises where the forward wrote into a parameter, which is the caller's; also where
     # it failed after that.
     if torch.compiler.is_compiling():
         before = {}
     else:
-        before = {name: _trace(x) for name, x in lent.items()}
+        before = {name: _trace(x) for name, x in watched.items()}
     try:
         yield
     except RuntimeError as error:
@@ -341,7 +341,7 @@ def _unwritten(module: nn.Module, lent: Mapping[str, Tensor]) -> Iterator[None]:
         written = [
             repr(name)
             for name, trace in before.items()
-            if _is_written(trace, _trace(lent[name]))
+            if _is_written(trace, _trace(watched[name]))
         ]
         if written:
             raise RuntimeError(

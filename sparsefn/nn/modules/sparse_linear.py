@@ -277,21 +277,23 @@ def make_semi_structured(
 
 def _fault(weight: Tensor, mask: Tensor, path: str) -> str:
     # Why torch or the device does not take a weight; "" where it does.
-    def told(expected: str, got: object) -> str:
+    def reason(expected: str, got: object) -> str:
         return f"expected {expected} at {path!r}, got {got}"
 
     if weight.dtype not in _DTYPES:
-        return told("torch.float16 or torch.bfloat16 weights", weight.dtype)
+        return reason("torch.float16 or torch.bfloat16 weights", weight.dtype)
     if any(size % _SIDE or not size for size in weight.shape):
-        return told(
+        return reason(
             f"rows and columns in multiples of {_SIDE}", f"shape {tuple(weight.shape)}"
         )
     most = int(mask.unflatten(1, (mask.shape[1] // 4, 4)).sum(-1).max())  # type: ignore[no-untyped-call]
     if most > 2:
-        return told("a mask that keeps at most 2 of every 4 weights along axis 1", most)
+        return reason(
+            "a mask that keeps at most 2 of every 4 weights along axis 1", most
+        )
     lacking = without_sparse_cores(weight.device)
     if lacking:
-        return told("a CUDA device of compute capability 8.0 or higher", lacking)
+        return reason("a CUDA device of compute capability 8.0 or higher", lacking)
     return ""
 
 

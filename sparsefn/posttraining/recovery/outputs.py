@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sparsefn._engine.transforms import eagerly
+from sparsefn._engine.transforms import without_compiler
 from sparsefn.core.checks import is_sequence
 from sparsefn.core.state import State
 from sparsefn.core.tree import Tree, leaves_of
@@ -18,7 +18,7 @@ from sparsefn.nn.modules.calls import call
 from sparsefn.nn.modules.wrappers import inner_module
 
 
-@eagerly
+@without_compiler
 def outputs(
     module: nn.Module,
     state: State | Tree | None,

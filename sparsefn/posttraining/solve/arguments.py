@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsefn._engine.leaves import check_device
 from sparsefn._engine.processes import check_plain
-from sparsefn._engine.transforms import read
+from sparsefn._engine.transforms import read_number
 from sparsefn.core.checks import number
 from sparsefn.masks.patterns.tied_sets import TiedPattern
 from sparsefn.masks.patterns.units import Pattern, Units, units_of
@@ -79,11 +79,11 @@ def check_finite(call: str, **tensors: Tensor) -> None:
     """
     # one pass and one wait for all; a sum of finite numbers may be infinite, too
     totals = {name: x.detach().sum() for name, x in tensors.items()}
-    together = read(sum(totals.values()))
+    together = read_number(sum(totals.values()))
     if together is not None and math.isfinite(together):
         return
     for name, x in tensors.items():
-        total = read(totals[name])
+        total = read_number(totals[name])
         if total is None or math.isfinite(total):
             broken = 0
         else:
@@ -190,7 +190,7 @@ def damp_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:
     """
     diagonal = hessian.diagonal()
     dead = diagonal == 0
-    if len(dead) and read(dead.all()):
+    if len(dead) and read_number(dead.all()):
         raise ValueError(
             f"{call}: expected a hessian with an input that is not 0, got zeros "
             "alone, as of a layer that no data reached"
@@ -236,7 +236,7 @@ def factor_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:
             below = panel[b - a :].T
             below.copy_(torch.linalg.solve_triangular(lower, below, upper=False))
     # a device is waited for once
-    if infos and read(torch.stack(infos).any()):
+    if infos and read_number(torch.stack(infos).any()):
         for a, square in zip(range(0, n, BLOCK), squares, strict=True):
             hessian[a : a + BLOCK, a : a + BLOCK] = square
         upper = hessian.triu(1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.sums import Pooling, pool
-from sparsefn._engine.transforms import read
+from sparsefn._engine.transforms import read_number
 from sparsefn.masks.patterns.boxes import over_elements
 
 SUM = Pooling("sum")
@@ -102,7 +102,7 @@ class Bands:
         """
         swap = self._best_swap()
         moves = swap.change < limit
-        if not read(moves.any()):
+        if not read_number(moves.any()):
             return False
         self._make(Swap(*(x[moves] for x in swap)))
         return True

@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsefn._engine.leaves import zeroed
 from sparsefn._engine.processes import check_alike, gathered, own
 from sparsefn._engine.selection import best_of_columns
-from sparsefn._engine.transforms import concrete
+from sparsefn._engine.transforms import as_number
 from sparsefn.core.checks import check_int, check_sparsity, is_int, is_sequence, n_kept
 from sparsefn.masks.budgets.distributions import apportion
 from sparsefn.masks.patterns.kinds import Pattern
@@ -119,23 +119,25 @@ def obs(
     if round_to is not None:
         _check_grid(round_to, w)
     check_alike("obs", w, h, mask, keep, pattern, block, damp, *(round_to or ()))
-    apart = not size % max(meet, 1) or len(w) <= size  # no part competes with another
+    separate = (
+        not size % max(meet, 1) or len(w) <= size
+    )  # no part competes with another
 
     def among(scores: Tensor, i: int) -> Tensor:
-        if apart:
+        if separate:
             return choose(scores, i)
         return choose(gathered(scores.T)[0].T, i)[:, mine]
 
     new = w[mine]
     kept = torch.empty_like(w[mine], dtype=torch.bool)
-    if parts or not apart:
+    if parts or not separate:
         # The authors factor the inverse, U'U with U upper triangular. Here H = R R'
         # with R = U^-1, and no inverse is made: their errors e and the changes d of the
         # weights, new = old - d, are related by d = e U, hence e = d R. Reversing the
         # order of rows and columns turns R into the usual factor.
         h = h.flip(0, 1)
         dead = damp_in_place("obs", h, share).flip(0)
-        if concrete(dead.any()) is False:
+        if as_number(dead.any()) is False:
             w = new
         else:
             w = new.masked_fill(dead, 0.0)

@@ -15,7 +15,7 @@ from sparsefn._engine.leaves import hidden, one_by_one
 from sparsefn._engine.numbers import folded
 from sparsefn._engine.processes import check_alike, gathered, own
 from sparsefn._engine.sums import Box, Pooling
-from sparsefn._engine.transforms import read
+from sparsefn._engine.transforms import read_number
 from sparsefn.core.checks import check_int
 from sparsefn.masks.patterns.boxes import over_boxes, over_elements
 from sparsefn.masks.patterns.kinds import Pattern
@@ -222,7 +222,7 @@ def _check_whole(kept: Tensor, unit: Box) -> None:
     some = over_boxes(kept, unit, Pooling("max"))
     every = over_boxes(kept, unit, Pooling("min"))
     in_part = some != every
-    broken = read(in_part.sum())
+    broken = read_number(in_part.sum())
     if broken:
         raise ValueError(
             "swaps: expected a mask that keeps or prunes each unit whole, got one that "
@@ -290,7 +290,7 @@ class _Rows:
             return False
         swap = self.best_swap()
         moves = swap.change < limit
-        if not read(moves.any()):
+        if not read_number(moves.any()):
             return False
         self.make(_Swap(*(x[moves] for x in swap)))
         return True

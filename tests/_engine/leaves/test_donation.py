@@ -96,11 +96,11 @@ def test_only_memory_of_ones_own_is_offered():
 
 def test_what_an_update_made_itself_is_told_from_what_it_was_given():
     own, given = torch.ones(8192), torch.ones(8192)
-    assert not donation.saves() and not donation.is_donated(own)
+    assert not donation.saves_memory() and not donation.is_donated(own)
     with donation.donating([given]):
         donation.donate([own], others=[given])
         assert (
-            donation.saves()
+            donation.saves_memory()
             and donation.is_donated(own)
             and not donation.is_donated(given)
         )
@@ -108,4 +108,4 @@ def test_what_an_update_made_itself_is_told_from_what_it_was_given():
             assert not donation.is_donated(own)
         donation.claim(own)
         assert not donation.is_donated(own)
-    assert not donation.saves()
+    assert not donation.saves_memory()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparsefn._engine.leaves import donation, lists
-from sparsefn._engine.leaves.lists import Listed
+from sparsefn._engine.leaves.lists import TensorList
 from sparsefn._engine.numbers.elementary import sqrt
 from sparsefn.testing.launches import counted
 
@@ -71,7 +71,7 @@ FORMULAS = {
 def test_a_formula_has_the_bits_of_each_tensor(name):
     formula, a, b = FORMULAS[name], tensors(0), tensors(1)
     identical(
-        formula(Listed(a), Listed(b)).tensors,
+        formula(TensorList(a), TensorList(b)).tensors,
         [formula(x, y) for x, y in zip(a, b, strict=True)],
     )
 
@@ -80,7 +80,7 @@ def test_a_formula_has_the_bits_of_each_tensor(name):
 def test_other_dtypes_go_by_float32(dtype):
     formula, a, b = FORMULAS["wide"], tensors(0, dtype), tensors(1, dtype)
     identical(
-        formula(Listed(a), Listed(b)).tensors,
+        formula(TensorList(a), TensorList(b)).tensors,
         [formula(x, y) for x, y in zip(a, b, strict=True)],
     )
 
@@ -97,16 +97,16 @@ def test_where_chooses_the_very_bits(dtype):
         )
 
     same(
-        lists.where(Listed(mask), Listed(a), Listed(b)).tensors,
+        lists.where(TensorList(mask), TensorList(a), TensorList(b)).tensors,
         list(map(torch.where, mask, a, b)),
     )
     zero = torch.zeros((), dtype=dtype)
     same(
-        lists.where(Listed(mask), Listed(a)).tensors,
+        lists.where(TensorList(mask), TensorList(a)).tensors,
         [torch.where(m, x, zero) for m, x in zip(mask, a, strict=True)],
     )
     wider = lists.where(
-        Listed(mask), Listed(a), Listed([x.double() for x in b])
+        TensorList(mask), TensorList(a), TensorList([x.double() for x in b])
     ).tensors
     identical(
         wider,
@@ -119,14 +119,14 @@ def test_flags():
     assert all(
         map(
             torch.equal,
-            (Listed(a) | Listed(b)).tensors,
+            (TensorList(a) | TensorList(b)).tensors,
             map(torch.logical_or, a, b),
         )
     )
     assert all(
         map(
             torch.equal,
-            (Listed(a) & Listed(b)).tensors,
+            (TensorList(a) & TensorList(b)).tensors,
             map(torch.logical_and, a, b),
         )
     )
@@ -137,7 +137,7 @@ def test_an_operation_is_a_launch_and_reads_no_number_of_a_device():
     number = NUMBER.to("meta")
 
     def run():
-        a, b = map(Listed, there)
+        a, b = map(TensorList, there)
         return (a * number - b / number) + number
 
     found = counted(run)
@@ -147,8 +147,8 @@ def test_an_operation_is_a_launch_and_reads_no_number_of_a_device():
 
 def test_nothing_is_written_to():
     a, kept = tensors(0), tensors(0)
-    x = Listed(a)
-    sqrt(x), x.to(torch.float32), lists.where(Listed(flags(0)), x, x), x + NUMBER
+    x = TensorList(a)
+    sqrt(x), x.to(torch.float32), lists.where(TensorList(flags(0)), x, x), x + NUMBER
     identical(a, kept)
 
 
@@ -160,7 +160,7 @@ def test_tensors_that_lie_alike():
     assert not lists.alike([last, torch.ones(2, 3, 4, 5)]) and not lists.alike(
         [x[::2], x[::2]]
     )
-    wide = Listed([last, torch.ones(7)]) + NUMBER
+    wide = TensorList([last, torch.ones(7)]) + NUMBER
     assert (
         torch.equal(wide.tensors[0], last + NUMBER)
         and wide.tensors[0].stride() == last.stride()
@@ -192,13 +192,15 @@ def test_results_are_those_of_each_leaf(most, monkeypatch):
     mixed = [x.double() if i % 2 else x for i, x in enumerate(others)]
     for second in (others, mixed):
         rows = list(zip(LEAVES, second, strict=True))
-        for (a, b), (total, more) in zip(rows, lists.laid(two, rows), strict=True):
+        for (a, b), (total, more) in zip(
+            rows, lists.foreach_at_once(two, rows), strict=True
+        ):
             assert (
                 torch.equal(total, a + b)
                 and torch.equal(more, a > b)
                 and total.dtype == b.dtype
             )
-        made = lists.laid(lambda a, b: (a + b, b), rows, formula=True)
+        made = lists.foreach_at_once(lambda a, b: (a + b, b), rows, formula=True)
         assert all(
             torch.equal(x, a + b) and torch.equal(y, b)
             for (a, b), (x, y) in zip(rows, made, strict=True)
@@ -206,7 +208,7 @@ def test_results_are_those_of_each_leaf(most, monkeypatch):
     assert all(
         map(
             torch.equal,
-            lists.laid(torch.neg, [(x,) for x in LEAVES]),
+            lists.foreach_at_once(torch.neg, [(x,) for x in LEAVES]),
             [-x for x in LEAVES],
         )
     )
@@ -214,7 +216,7 @@ def test_results_are_those_of_each_leaf(most, monkeypatch):
 
 def test_results_have_memory_of_their_own():
     leaves = [torch.ones(3), torch.ones(2, 2)]
-    made = lists.laid(torch.neg, [(x,) for x in leaves])
+    made = lists.foreach_at_once(torch.neg, [(x,) for x in leaves])
     assert [x.untyped_storage().nbytes() for x in made] == [12, 16]
     assert all(
         x.is_contiguous() and x.shape == leaf.shape
@@ -223,7 +225,7 @@ def test_results_have_memory_of_their_own():
 
 
 def test_a_leaf_by_itself_is_not_copied():
-    (made,) = lists.apart(row := torch.ones(4), [torch.ones(2, 2)])
+    (made,) = lists.split_like(row := torch.ones(4), [torch.ones(2, 2)])
     assert (
         made.data_ptr()
         == row.data_ptr()
@@ -254,10 +256,10 @@ def test_launches_do_not_grow_with_leaves():
     def launches(n, of=lambda x: x):
         leaves = [of(torch.ones(3, 5, device="meta")) for _ in range(n)]
         by_lists = counted(
-            lambda: lists.each(lambda a, b: (a + b, a * b), leaves, leaves)
+            lambda: lists.foreach(lambda a, b: (a + b, a * b), leaves, leaves)
         ).launches
         return by_lists, counted(
-            lambda: lists.laid(two, list(zip(leaves, leaves, strict=True)))
+            lambda: lists.foreach_at_once(two, list(zip(leaves, leaves, strict=True)))
         ).launches
 
     # two rows laid end to end, two operations, two results cut apart
@@ -269,7 +271,7 @@ def test_launches_do_not_grow_with_leaves():
 
 def test_a_gradient_flows_where_one_is_wanted():
     a, b = torch.ones(2, requires_grad=True), torch.ones(3)
-    sums = lists.each(torch.mul, [a, b], [a * 3, b])
+    sums = lists.foreach(torch.mul, [a, b], [a * 3, b])
     (slope,) = torch.autograd.grad(sums[0].sum(), a)
     assert slope.tolist() == [6.0, 6.0]
 
@@ -289,10 +291,12 @@ def test_derivatives_flow_through_small_leaves_that_are_joined(monkeypatch):
     monkeypatch.setattr(lists, "FEWEST", 2)
     leaves = [torch.ones(2), torch.full((3,), 2.0)]
     rate = torch.tensor(3.0, requires_grad=True)
-    made = lists.each(lambda x: x * rate, leaves)
+    made = lists.foreach(lambda x: x * rate, leaves)
     (slope,) = torch.autograd.grad(sum(x.sum() for x in made), rate)
     assert slope == 8.0
     with torch.autograd.forward_ad.dual_level():
         rate = torch.autograd.forward_ad.make_dual(torch.tensor(3.0), torch.tensor(1.0))
-        for x, leaf in zip(lists.each(lambda x: x * rate, leaves), leaves, strict=True):
+        for x, leaf in zip(
+            lists.foreach(lambda x: x * rate, leaves), leaves, strict=True
+        ):
             assert torch.equal(torch.autograd.forward_ad.unpack_dual(x).tangent, leaf)

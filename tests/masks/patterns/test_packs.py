@@ -33,7 +33,7 @@ def test_neighbours_lie_in_one_pack_and_a_large_leaf_alone():
     assert grids.segments == [[6, 4], None, [3, 4]]
     assert grids.sizes == [10, 40_000, 7] and len(grids.extents) == 3
     assert (
-        list(grids.unpacked.here) == list(leaves) and len(grids.unpacked.extents) == 5
+        list(grids.unpacked.local) == list(leaves) and len(grids.unpacked.extents) == 5
     )
     assert grids.at([0, 2]).packs == [["a", "b"], ["d", "e"]]
 
@@ -42,7 +42,7 @@ def test_scores_and_masks_go_there_and_back():
     leaves = some_leaves()
     grids = grids_of(leaves)
     read = grids.read(leaves, competing)
-    each = grids.each(read)
+    each = grids.by_grid(read)
     assert [x.shape for x in each] == [(1, x.numel()) for x in leaves.values()]
     for row, leaf in zip(each, leaves.values(), strict=True):
         assert torch.equal(row[0], leaf.reshape(-1))

@@ -111,7 +111,7 @@ def test_plain_leaves_have_the_units_of_the_whole(name):
     pattern, shapes = PATTERNS[name]
     leaves = {"w": torch.ones(shapes[0])}
     grids = pattern.grids(leaves)
-    units = grids.whole["w"]
+    units = grids.full["w"]
     assert on_shards(grids, leaves) is grids and units.of_all is units
     assert units.row_extent is units.extent is None
     counts = torch.arange(units.rows[0])

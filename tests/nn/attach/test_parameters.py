@@ -44,7 +44,7 @@ def test_leaves_that_are_no_params_get_parameters_beside_their_weights():
         view_of(trained), sf.State(params, everywhere(params)), weights
     )
     # optree's order: latent before params
-    assert [bool(record.beside) for record in records] == [True, True, False]
+    assert [bool(record.added_for) for record in records] == [True, True, False]
     assert records[2].parameter is model[0].bias and all(
         record.trains for record in records
     )
@@ -52,7 +52,7 @@ def test_leaves_that_are_no_params_get_parameters_beside_their_weights():
         torch.equal(records[1].parameter, scores["1.weight"])
         and records[1].parameter is not scores["1.weight"]
     )
-    assert [record.beside.parameter for record in records[:2]] == [
+    assert [record.added_for.parameter for record in records[:2]] == [
         model[0].weight,
         model[1].weight,
     ]
@@ -78,7 +78,7 @@ def test_a_leaf_of_no_weight_goes_to_the_first():
         view_of({"temperature": torch.ones(())}), state, weights
     )
     assert (
-        record.beside is weights["w"]
+        record.added_for is weights["w"]
         and not weights["w"].follows
         and record.name == "temperature"
     )
@@ -186,7 +186,9 @@ def test_some_parameter_has_a_gradient():
 def test_no_two_have_the_same_memory():
     one = graded("w", torch.ones(2), trains=True)
     dense = {"w": one.parameter.grad}
-    first, second = (graded(f"latent.{i}", trains=True, beside=one) for i in range(2))
+    first, second = (
+        graded(f"latent.{i}", trains=True, added_for=one) for i in range(2)
+    )
     give([one], [one, first, second], [dense["w"]] * 3, dense)
     grads = [
         dense["w"],
@@ -202,7 +204,7 @@ def test_no_two_have_the_same_memory():
 
 def test_results_that_share_memory_are_parted():
     first, second = (
-        graded(f"latent.{i}", trains=True, beside=graded()) for i in range(2)
+        graded(f"latent.{i}", trains=True, added_for=graded()) for i in range(2)
     )
     grad = torch.ones(2)
     give([], [first, second], [grad, grad], {"w": torch.zeros(2)})

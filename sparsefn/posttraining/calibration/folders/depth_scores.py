@@ -281,6 +281,6 @@ def _of_all(found: list[Tensor]) -> list[Tensor]:
     # The scores of the batches of all processes, in the order of the batches.
     if not everyone():
         return found
-    told: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(told, found)
-    return [one for own in told for one in own]
+    gathered: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, found)
+    return [one for own in gathered for one in own]

@@ -98,7 +98,7 @@ class ModelFolder(NamedTuple):
             buffers[name].copy_(found.pop(name))
         return {name: x.to(device) for name, x in found.items()}, digest
 
-    def outside(self, device: torch.device) -> dict[str, Tensor]:
+    def weights_outside_parts(self, device: torch.device) -> dict[str, Tensor]:
         """The weights of the model; weights outside of all parts have values."""
         own = {name: param.detach() for name, (_, param) in self.model.own.items()}
         return own | self.load(OUTSIDE, device)[0]

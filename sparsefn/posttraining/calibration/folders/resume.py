@@ -232,7 +232,7 @@ class Runs:
         if number in self.paused[0].calls:
             return
         self.entered.add(number)
-        weights = self.folder.outside(self.device)
+        weights = self.folder.weights_outside_parts(self.device)
         for run in self.paused:
             run.advance(number, weights)
 
@@ -349,7 +349,9 @@ def _forms(folder: ModelFolder, device: torch.device, call: Call) -> list[Cached
         )
 
     with torch.no_grad(), without_fusion(), intercepted(parts, run):
-        quiet_call(folder.model, folder.outside(device))(copied_call(call))
+        quiet_call(folder.model, folder.weights_outside_parts(device))(
+            copied_call(call)
+        )
     for path in folder.order:
         times = called.count(path)
         if times != 1:

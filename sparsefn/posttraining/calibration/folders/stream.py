@@ -447,17 +447,17 @@ def _total(stats: Stats) -> Stats:
     named: dict[str, dict[str, int]] = {}
     for path, of in stats.items():
         named[path] = {name: index[id(x)] for name, x in of.items()}
-    told: list[Any] = [None] * place()[1]
-    distributed.all_gather_object(told, (named, [(x.shape, x.dtype) for x in own]))
-    for number, (theirs, _) in enumerate(told):
-        others = sorted({*theirs} ^ {*told[0][0]})
+    gathered: list[Any] = [None] * place()[1]
+    distributed.all_gather_object(gathered, (named, [(x.shape, x.dtype) for x in own]))
+    for number, (theirs, _) in enumerate(gathered):
+        others = sorted({*theirs} ^ {*gathered[0][0]})
         if others:
             raise ValueError(
                 "stream: expected data of the same leaves on all processes, but "
                 f"{number} and 0 differ at {some(others)}"
             )
     total: Stats = {}
-    for number, (theirs, kinds) in enumerate(told):
+    for number, (theirs, kinds) in enumerate(gathered):
         if number == place()[0]:
             sent = [x.contiguous() for x in own]
         else:

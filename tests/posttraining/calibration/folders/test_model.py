@@ -83,7 +83,7 @@ def test_the_layers_are_the_parts_and_every_leaf_is_in_one(tmp_path, make, lists
         )
     weights, _ = found.load(found.order[1], CPU)
     assert {*weights} == {leaf.names[0] for leaf in found.leaves[found.order[1]]}
-    outside = found.outside(CPU)
+    outside = found.weights_outside_parts(CPU)
     assert {name for name, x in outside.items() if not x.is_meta} == {
         leaf.names[0] for leaf in found.leaves[OUTSIDE]
     }
