@@ -26,7 +26,7 @@ from property_tests.planting import (
     rigl,
 )
 from property_tests.registry import EVEN, ramp, sgd, swap
-from sparsefn._engine.transforms import as_number
+from sparsefn._engine.transforms import host_number
 from sparsefn.core.tree import Tree
 
 
@@ -109,7 +109,7 @@ def _rounded_in_float32(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
 
 def _split_once_more(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
     return sf.static(
-        s, key=key if as_number(key[0]) is not None else sf.random.split(key, 1)[0]
+        s, key=key if host_number(key[0]) is not None else sf.random.split(key, 1)[0]
     )
 
 
@@ -347,7 +347,7 @@ STATES = [
         "vmap_is_a_loop",
         "static",
         lambda s, key, _: sf.static(
-            s, key=sf.random.key(0) if as_number(key[0]) is None else key
+            s, key=sf.random.key(0) if host_number(key[0]) is None else key
         ),
     ),
     mutant(

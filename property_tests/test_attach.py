@@ -179,7 +179,7 @@ def given_anew(give: Any) -> Any:
         dense = list(rest[-1].values())
         give(records, trained, *rest)
         for record in trained:
-            if record.beside and any(
+            if record.added_for and any(
                 torch.equal(record.parameter.grad, grad) for grad in dense
             ):
                 set_gradients([record], [None])

@@ -11,7 +11,7 @@ from torch.utils._device import _device_constructors
 import sparsefn as sf
 from sparsefn._engine.selection import dispatch, spread
 from sparsefn._engine.selection.dispatch import Entry
-from sparsefn._engine.transforms import as_number, read_number
+from sparsefn._engine.transforms import host_number, read_number
 from sparsefn.core.tree import choose
 from sparsefn.testing import Launches
 
@@ -219,7 +219,8 @@ def test_given_masks_go_where_the_params_are():
 def test_a_step_on_a_device_is_not_read_and_one_on_the_cpu_is():
     step = torch.tensor(3)
     assert (
-        as_number(step) == read_number(step) == 3 and as_number(step.to("meta")) is None
+        host_number(step) == read_number(step) == 3
+        and host_number(step.to("meta")) is None
     )
     assert choose(torch.tensor(False), lambda x: 1 / 0, META) is META
     asked = []

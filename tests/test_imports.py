@@ -248,7 +248,7 @@ ON_PUBLIC_NAMES: dict[str, dict[str, str]] = {
             [
                 "sparsefn._engine.leaves.saves_memory",
                 "sparsefn._engine.processes.any_sharded",
-                "sparsefn._engine.transforms.as_number",
+                "sparsefn._engine.transforms.host_number",
                 "sparsefn._engine.transforms.transformed",
                 "sparsefn.algorithms.combine.parts.check_algorithm",
                 "sparsefn.core.state.check_masks",

@@ -9,8 +9,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from sparsefn._engine.numbers.numbers import batch_first
-from sparsefn._engine.processes.extent import Extent
+from sparsefn._engine.numbers import batch_first
+from sparsefn._engine.processes import Extent
 from sparsefn_kernels.source import threefry as source
 from sparsefn_kernels.tables import Drawn, steps
 from sparsefn_kernels.written import on, write

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sparsefn._engine.leaves.lists import alike
+from sparsefn._engine.leaves import lists
 from sparsefn._engine.transforms import differentiated, transformed
 from sparsefn_kernels.source import step as source
 from sparsefn_kernels.tables import Stepped, address, steps
@@ -55,7 +55,7 @@ def takes(rows: Rows, numbers: Sequence[Tensor]) -> bool:
             x.device == device and x.shape == row[0].shape for row in like for x in row
         )
         and all(mask.dtype == torch.bool for _, mask, *_ in rows)
-        and all(map(alike, like))
+        and all(map(lists.alike, like))
     )
 
 

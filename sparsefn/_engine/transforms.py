@@ -68,10 +68,10 @@ foreach_sqrt_ = torch._foreach_sqrt_
 _GRADIENTS = (TransformType.Grad, TransformType.Jvp)
 
 
-def as_number(value: Any) -> Any:
+def host_number(value: Any) -> Any:
     """The Python number in a 0-d CPU tensor, or None where something hides it.
 
-    >>> as_number(torch.tensor(3)), as_number(2.5)
+    >>> host_number(torch.tensor(3)), host_number(2.5)
     (3, 2.5)
 
     Nothing waits for a device.

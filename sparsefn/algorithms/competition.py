@@ -13,7 +13,8 @@ from torch import Tensor
 from sparsefn._engine.numbers import Real
 from sparsefn._engine.processes import check_grid
 from sparsefn._engine.selection import Count, Entry, totals_of, winners
-from sparsefn.core.checks import as_fraction, check_call, shown, uncalled
+from sparsefn.core.checks import check_call, shown, uncalled
+from sparsefn.core.rounding import as_fraction
 from sparsefn.core.state import Level, Schedule, Step
 from sparsefn.core.tree import Leaves
 from sparsefn.masks.budgets.counts import Counted, Total

@@ -17,15 +17,8 @@ from sparsefn.algorithms.frame import Decision, Grown, MaskRecipe, zeros
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Scores
 from sparsefn.algorithms.start import Init
 from sparsefn.algorithms.unit_table import Flags, UnitTable, either_of
-from sparsefn.core.checks import (
-    CountRule,
-    check_call,
-    described,
-    fraction_at,
-    of_groups,
-    preset,
-    rounded,
-)
+from sparsefn.core.checks import check_call, described, preset
+from sparsefn.core.rounding import CountRule, fraction_at, of_groups, rounded
 from sparsefn.core.schedules import cosine_decay
 from sparsefn.core.state import Algorithm, Level, Schedule, Score, Trigger, Where
 from sparsefn.core.timetable import UNTIMED, pace
@@ -237,12 +230,23 @@ def set() -> None:
     >>> int(algorithm.update(state, state.params, 0).masks["w"].sum())
     8
 
-    `drop_grow` with grow=random; takes its keywords, `steps=` first of all. The paper
-    drops an equal share of each sign, the code of ITOP equal numbers:
+    Args:
+        sparsity: Fraction of the weights that is pruned, as in `drop_grow`.
+        steps: Length of the run in steps, as in `drop_grow`. Give it, or `when` and
+            `drop_fraction`.
+        key: PRNG key of the first masks and of what grows. None: `sf.random.key(0)`.
+
+    Returns:
+        Algorithm, as from `drop_grow`.
+
+    `drop_grow` with grow=random: it takes all other arguments of `drop_grow`, too. The
+    paper drops an equal share of each sign, the code of ITOP equal numbers:
     `sf.set(0.9, drop=sf.scores.ranked(sf.scores.magnitude))` drops as many positive
     weights as negative ones, while they last, the smallest of each.
+
     Mocanu et al. 2018, arXiv 1707.04780.
     """
+    # How masks change: `_Cycle.run`, below.
 
 
 @preset(drop_grow, drop=magnitude, grow=gradient)
@@ -254,10 +258,22 @@ def rigl() -> None:
     >>> algorithm.update(state, {"w": torch.tensor([[0.0, 0.0, 5.0, 9.0]])}, 0).masks
     {'w': tensor([[ True, False, False,  True]])}
 
-    `sf.rigl(0.9, steps=10_000)` is the algorithm of the paper for a run of 10,000
-    steps. `drop_grow` with drop=magnitude and grow=gradient; takes its keywords. Evci
-    et al. 2020, arXiv 1911.11134, algorithm 1.
+    Args:
+        sparsity: Fraction of the weights that is pruned, as in `drop_grow`.
+        steps: Length of the run in steps, as in `drop_grow`. Give it, or `when` and
+            `drop_fraction`.
+        key: PRNG key of the first masks. None: `sf.random.key(0)`.
+
+    Returns:
+        Algorithm, as from `drop_grow`.
+
+    `drop_grow` with drop=magnitude and grow=gradient: it takes all other arguments of
+    `drop_grow`, too. `sf.rigl(0.9, steps=10_000)` is the algorithm of the paper for a
+    run of 10,000 steps.
+
+    Evci et al. 2020, arXiv 1911.11134, algorithm 1.
     """
+    # How masks change: `_Cycle.run`, below.
 
 
 def _decay(decay: float) -> dict[str, Score]:
@@ -280,12 +296,24 @@ def snfs() -> None:
     >>> int(masks["a"].sum()), int(masks["b"].sum())
     (6, 10)
 
-    `drop_grow` that grows where the moving average of the gradient is largest,
-    grow=momentum(0.9), and that splits the regrowth by the mean momentum over the
-    active weights of each leaf; takes its keywords, `steps=` first of all. Another
-    decay is another score, `grow=sf.scores.momentum(0.5)`. The total is exact, a leaf's
-    count is free after the first update. Dettmers & Zettlemoyer 2019, arXiv 1907.04840.
+    Args:
+        sparsity: Fraction of the weights that is pruned, as in `drop_grow`.
+        steps: Length of the run in steps, as in `drop_grow`. Give it, or `when` and
+            `drop_fraction`.
+        key: PRNG key of the first masks. None: `sf.random.key(0)`.
+
+    Returns:
+        Algorithm, as from `drop_grow`.
+
+    `drop_grow` with grow=momentum(0.9) and redistribute=mean_active: it takes all other
+    arguments of `drop_grow`, too. The regrowth is split by the mean momentum over the
+    active weights of each leaf. Another decay is another score,
+    `grow=sf.scores.momentum(0.5)`. The total is exact, a leaf's count is free after the
+    first update.
+
+    Dettmers & Zettlemoyer 2019, arXiv 1907.04840.
     """
+    # How masks change: `_Cycle.run`, below.
 
 
 # ---- one cycle: drop, then grow ------------------------------------------------------

@@ -13,7 +13,7 @@ from sparsefn.core import random
 from sparsefn.core.state import Accumulated, Score, State, Step
 from sparsefn.core.tree import Leaves, Tree, check_like, leaves_at
 from sparsefn.masks.patterns.kinds import Pattern
-from sparsefn.masks.scores.plain import Absolute, Drawn, OfInputs, OfUnits
+from sparsefn.masks.scores.score_types import Absolute, Drawn, OfInputs, OfUnits
 from sparsefn.masks.scores.unit_values import read_score
 
 # What happens to weights off the mask: set to zero, kept unchanged, or trained.

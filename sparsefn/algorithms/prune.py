@@ -18,17 +18,14 @@ from sparsefn.algorithms.memory import Memory, Pruned, Read, Scores
 from sparsefn.algorithms.start import Init
 from sparsefn.algorithms.unit_table import Open, UnitTable, both_of
 from sparsefn.core.checks import (
-    CountRule,
-    as_fraction,
     check_call,
     check_sparsity,
     described,
-    fraction_at,
     is_int,
     preset,
-    rounded,
     shown,
 )
+from sparsefn.core.rounding import CountRule, as_fraction, fraction_at, rounded
 from sparsefn.core.schedules import polynomial
 from sparsefn.core.state import Algorithm, Level, Score, Step, Trigger, Where
 from sparsefn.core.timetable import pace
@@ -176,7 +173,16 @@ def one_shot() -> None:
     >>> algorithm.update(state, {"w": torch.tensor([[0.1, -0.4, 1.0, -0.05]])}, 0).masks
     {'w': tensor([[False,  True,  True, False]])}
 
-    With saliency at step 0 this is SNIP: Lee et al. 2019, arXiv 1810.02340. Inside
+    Args:
+        sparsity: Fraction of the weights that is pruned, as in `gmp`.
+        score: Score whose highest weights are kept. Default: magnitude.
+        when: Trigger at which weights are pruned. Default: step 0.
+
+    Returns:
+        Algorithm, as from `gmp`. All weights are kept until `when` fires.
+
+    It takes all other arguments of `gmp` but `init` and `steps`. With saliency at step
+    0 this is SNIP: Lee et al. 2019, arXiv 1810.02340. Inside
     `with_optimizer` masks follow the optimizer's step, and such a score would multiply
     stepped weights by the gradient of the weights before it: leave that one step out,
     `with_optimizer(sf.one_shot(0.9, sf.scores.saliency), optimizer, skip=sf.at([0]))`.
@@ -313,7 +319,17 @@ def ste() -> None:
     >>> state.params, state.masks
     ({'w': tensor([[1.0000, 1.1000]])}, {'w': tensor([[False,  True]])})
 
-    The same as `gmp(sparsity, pruned="train", regrow=True, when=always())`: every
-    weight gets the dense gradient. Wortsman et al. 2019, arXiv 1906.00586; with
-    pattern=nm(n, m), Zhou et al. 2021, arXiv 2102.04010.
+    Args:
+        sparsity: Fraction of the weights that is pruned, as in `gmp`.
+        score: Score whose highest weights are kept. Default: magnitude.
+        when: Trigger at which masks change. Default: every step.
+
+    Returns:
+        Algorithm: `gmp(sparsity, pruned="train", regrow=True, when=always())`. Every
+        weight gets the dense gradient.
+
+    It takes all other arguments of `gmp` but `pruned`, `regrow` and `steps`.
+
+    Wortsman et al. 2019, arXiv 1906.00586; with pattern=nm(n, m), Zhou et al. 2021,
+    arXiv 2102.04010.
     """

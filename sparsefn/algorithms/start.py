@@ -11,12 +11,13 @@ from torch import Tensor
 
 from sparsefn._engine.draws import drawn_leaves
 from sparsefn._engine.processes import laid_like
-from sparsefn._engine.transforms import as_number
+from sparsefn._engine.transforms import host_number
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.memory import Scores
 from sparsefn.algorithms.unit_table import full, unit_table
 from sparsefn.core import random
-from sparsefn.core.checks import check_call, fraction_at
+from sparsefn.core.checks import check_call
+from sparsefn.core.rounding import fraction_at
 from sparsefn.core.state import Algorithm, Schedule, Where, check_masks, masks_tree
 from sparsefn.core.tree import Leaves, Tree, flatten
 from sparsefn.core.tree.originals import check_weights
@@ -35,7 +36,7 @@ Init = Named | Algorithm | Callable[[Tree], Tree] | Given
 def check_given(masks: Tree) -> None:
     """Raise for a masks tree that would prune a whole leaf by one entry."""
     for path, mask in flatten(masks)[0].items():
-        if isinstance(mask, Tensor) and mask.ndim == 0 and as_number(mask) is False:
+        if isinstance(mask, Tensor) and mask.ndim == 0 and host_number(mask) is False:
             raise ValueError(
                 f"expected a mask of full shape or 0-d True, got 0-d False at {path!r}"
             )

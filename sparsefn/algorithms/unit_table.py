@@ -35,7 +35,8 @@ from sparsefn.algorithms.competition import (
 )
 from sparsefn.algorithms.memory import Scores
 from sparsefn.core import random
-from sparsefn.core.checks import fraction_at, n_kept, shown
+from sparsefn.core.checks import shown
+from sparsefn.core.rounding import fraction_at, n_kept
 from sparsefn.core.state import Step
 from sparsefn.core.tree import Leaves
 from sparsefn.masks.budgets.counts import Counted

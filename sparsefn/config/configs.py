@@ -30,12 +30,12 @@ from sparsefn.core.checks import (
     call_of,
     called,
     check_keys,
-    fraction_at,
     is_number,
     keywords_of,
     listed,
     named,
 )
+from sparsefn.core.rounding import fraction_at
 from sparsefn.core.state import Algorithm, Schedule, Trigger, Where, masks_tree
 from sparsefn.core.tree import Tree
 from sparsefn.core.tree.where import default_where, select_leaves

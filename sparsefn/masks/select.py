@@ -25,7 +25,7 @@ from sparsefn._engine.processes import (
 )
 from sparsefn._engine.selection import Count, Entry, totals, winners
 from sparsefn._engine.sums import Pooling
-from sparsefn._engine.transforms import as_number
+from sparsefn._engine.transforms import host_number
 from sparsefn.core import random
 from sparsefn.core.checks import Step, is_int
 from sparsefn.core.tree import Leaves, Tree, flatten
@@ -170,7 +170,7 @@ def checked_count(name: str, count: Count, available: Tensor) -> Count:
     groups = available.shape[0]
     least = None
     if isinstance(count, int) and groups and available.device.type == "cpu":
-        least = as_number(available.amin())
+        least = host_number(available.amin())
     return _check_count(name, count, groups, sys.maxsize if least is None else least)
 
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from sparsefn.algorithms import gmp, rigl, set, static, ste
 from sparsefn.algorithms.combine import chain, sequence, with_terms
 from sparsefn.algorithms.start import Init
-from sparsefn.core.checks import as_fraction, check_sparsity, described, fraction_at
+from sparsefn.core.checks import check_sparsity, described
+from sparsefn.core.rounding import as_fraction, fraction_at
 from sparsefn.core.schedules import cosine_decay, polynomial
 from sparsefn.core.state import Algorithm, Level, State, Step, Trigger, Where
 from sparsefn.core.tree import Tree

@@ -14,7 +14,8 @@ from sparsefn._engine.selection import CountsByName
 from sparsefn.algorithms import gmp, rigl, static
 from sparsefn.algorithms.combine import chain, sequence
 from sparsefn.algorithms.start import Init
-from sparsefn.core.checks import as_fraction, check_sparsity, described, fraction_at
+from sparsefn.core.checks import check_sparsity, described
+from sparsefn.core.rounding import as_fraction, fraction_at
 from sparsefn.core.schedules import cosine_decay
 from sparsefn.core.state import Algorithm, Level, State, Step, Trigger, Where
 from sparsefn.core.timetable import pace
@@ -25,7 +26,7 @@ from sparsefn.masks.budgets.counts import Counted
 from sparsefn.masks.budgets.distributions import n_kept, rounded, rounded_down
 from sparsefn.masks.patterns import channel, row_balanced
 from sparsefn.masks.scores import by_unit
-from sparsefn.masks.scores.leaves import of_sparsified
+from sparsefn.masks.scores.per_leaf import of_sparsified
 from sparsefn.masks.select import topk_mask
 
 

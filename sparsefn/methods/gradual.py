@@ -5,7 +5,8 @@ from __future__ import annotations
 from sparsefn._engine.numbers import Real, real_where
 from sparsefn.algorithms import gmp, iterative
 from sparsefn.algorithms.combine import rewinding
-from sparsefn.core.checks import as_fraction, check_trigger, described
+from sparsefn.core.checks import check_trigger, described
+from sparsefn.core.rounding import as_fraction
 from sparsefn.core.state import Algorithm, Level, Step, Trigger, Where
 from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import never

@@ -16,14 +16,13 @@ from sparsefn.algorithms.reparametrised import reparametrised
 from sparsefn.algorithms.supermask import supermask
 from sparsefn.core import random, schedules
 from sparsefn.core.checks import (
-    as_fraction,
     check_int,
     check_positive,
     check_sparsity,
     described,
-    fraction_at,
     number,
 )
+from sparsefn.core.rounding import as_fraction, fraction_at
 from sparsefn.core.state import Algorithm, Level, Schedule, State, Step, Where
 from sparsefn.core.tree import Tree, leaves_of, map_with_path
 from sparsefn.core.tree.where import default_where

@@ -11,7 +11,8 @@ from torch import Tensor
 from sparsefn._engine.leaves import is_sparse
 from sparsefn._engine.processes import agreed, full_tensors, is_sharded
 from sparsefn.algorithms.frame import sparse_leaves
-from sparsefn.core.checks import aligned, as_fraction, fraction_at, natural
+from sparsefn.core.checks import aligned, natural
+from sparsefn.core.rounding import as_fraction, fraction_at
 from sparsefn.core.state import Level, State, Step, check_masks
 from sparsefn.core.tree import check_like, flatten, leaves_like, mend_of
 from sparsefn.masks import sparsity

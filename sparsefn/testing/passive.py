@@ -15,7 +15,7 @@ from torch.compiler import is_compiling
 
 from sparsefn._engine.leaves import saves_memory
 from sparsefn._engine.processes import any_sharded
-from sparsefn._engine.transforms import as_number, transformed
+from sparsefn._engine.transforms import host_number, transformed
 from sparsefn.algorithms.combine import donated
 from sparsefn.algorithms.combine.parts import check_algorithm
 from sparsefn.algorithms.competition import Competition, Goal
@@ -170,7 +170,7 @@ def passive(
         before = before._replace(
             masked=len(leaves_of(state.masks)) if isinstance(state, State) else 0
         )
-        number = as_number(step)
+        number = host_number(step)
         what = "update" if number is None else f"update at step {number}"
         if number is None or promise.when is None:
             fires = None

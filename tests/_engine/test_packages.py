@@ -1,5 +1,5 @@
 """The engine has three modules and six packages. Of these, and of `core.checks`, only
-the names of `__init__.py` are imported elsewhere.
+the names of `__init__.py` are imported elsewhere, also by the kernels.
 """
 
 import ast
@@ -9,6 +9,7 @@ import sparsefn
 
 PACKAGE = Path(sparsefn.__file__).parent
 ENGINE = PACKAGE / "_engine"
+KERNELS = Path(__file__).parents[2] / "kernels" / "sparsefn_kernels"
 MODULES = {"transforms", "torch_limits", "backends"}
 # A package of the engine may use the modules, and the packages before it.
 ORDER = (
@@ -49,6 +50,16 @@ def internal_imports(file: str, source: str) -> list[str]:
     return found
 
 
+def sources() -> dict[str, str]:
+    """The source of each file of the library, and of the kernels, by its path."""
+    files = [(PACKAGE, file) for file in PACKAGE.rglob("*.py")]
+    files += [(KERNELS.parent, file) for file in KERNELS.rglob("*.py")]
+    return {
+        file.relative_to(root).as_posix(): file.read_text("utf-8")
+        for root, file in sorted(files)
+    }
+
+
 def imported_names(source: str) -> list[tuple[str, str]]:
     """(package, name) of all that a module imports from `PACKAGES`."""
     nodes = [
@@ -77,9 +88,8 @@ def test_the_modules_of_the_engine_use_no_package_of_it() -> None:
 
 def test_only_public_names_of_a_package_are_imported_elsewhere() -> None:
     found = {}
-    for file in sorted(PACKAGE.rglob("*.py")):
-        name = file.relative_to(PACKAGE).as_posix()
-        if imports := internal_imports(name, file.read_text("utf-8")):
+    for name, source in sources().items():
+        if imports := internal_imports(name, source):
             found[name] = imports
     assert found == {}
 
@@ -100,9 +110,8 @@ def test_packages_of_the_engine_use_those_before_them() -> None:
 def test_an_init_hands_on_what_is_used_elsewhere() -> None:
     used: set[tuple[str, str]] = set()
     exported: set[tuple[str, str]] = set()
-    for file in PACKAGE.rglob("*.py"):
-        name = file.relative_to(PACKAGE).as_posix()
-        for package, imported in imported_names(file.read_text("utf-8")):
+    for name, source in sources().items():
+        for package, imported in imported_names(source):
             folder = package.replace(".", "/") + "/"
             if not name.startswith(folder):
                 used.add((package, imported))

@@ -21,15 +21,15 @@ PACKAGE = Path(sf.__file__).parent
 
 def test_concrete_values_and_hidden_ones():
     assert (
-        transforms.as_number(3) == 3
-        and transforms.as_number(torch.tensor(2.5)) == 2.5
-        and transforms.as_number(torch.tensor(True)) is True
+        transforms.host_number(3) == 3
+        and transforms.host_number(torch.tensor(2.5)) == 2.5
+        and transforms.host_number(torch.tensor(True)) is True
     )
     seen = []
-    torch.func.vmap(lambda x: (seen.append(transforms.as_number(x)), x)[1])(
+    torch.func.vmap(lambda x: (seen.append(transforms.host_number(x)), x)[1])(
         torch.ones(2)
     )
-    torch.func.grad(lambda x: (seen.append(transforms.as_number(x)), x)[1])(
+    torch.func.grad(lambda x: (seen.append(transforms.host_number(x)), x)[1])(
         torch.tensor(2.0)
     )
     assert seen == [None, 2.0]

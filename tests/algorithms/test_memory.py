@@ -5,9 +5,9 @@ import torch
 
 import sparsefn as sf
 from sparsefn.algorithms.memory import Memory, Reader
-from sparsefn.masks.scores import plain
+from sparsefn.masks.scores import pointwise
 
-draw = plain.drawn_leaves
+draw = pointwise.drawn_leaves
 
 PARAMS = {"w": torch.tensor([[1.0, -2.0], [3.0, 4.0]])}
 GRADS = {"w": torch.tensor([[4.0, -2.0], [0.0, 1.0]])}
@@ -91,7 +91,7 @@ def test_draws_of_some_leaves_are_made_without_those_of_the_others(monkeypatch):
     )
     drawn = []
     monkeypatch.setattr(
-        plain,
+        pointwise,
         "drawn_leaves",
         lambda key, leaves, *rest: drawn.append([*leaves]) or draw(key, leaves, *rest),
     )

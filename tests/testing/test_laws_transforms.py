@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn._engine.transforms import as_number
+from sparsefn._engine.transforms import host_number
 from sparsefn.testing import Case, Meta, Row
 from sparsefn.testing import laws_transforms as laws
 
@@ -20,7 +20,7 @@ def row(make, **flags):
 def test_a_batch_that_is_no_loop_is_noticed():
     shared = row(
         lambda s, key: sf.static(
-            s, key=sf.random.key(0) if as_number(key[0]) is None else key
+            s, key=sf.random.key(0) if host_number(key[0]) is None else key
         )
     )
     with pytest.raises(AssertionError, match="member 0: differs at"):

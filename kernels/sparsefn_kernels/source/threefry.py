@@ -9,7 +9,7 @@ fused with a sum: launch with `enable_fp_fusion=False`.
 import triton
 import triton.language as tl
 
-from sparsefn._engine.draws.words import PARITY, ROTATIONS
+from sparsefn._engine.draws import PARITY, ROTATIONS
 from sparsefn._engine.numbers import elementary
 from sparsefn_kernels.source.keys import find
 from sparsefn_kernels.tables import Drawn

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.selection.entries import Entry, eligible
-from sparsefn._engine.transforms import as_number, at_compile_time
+from sparsefn._engine.transforms import at_compile_time, host_number
 
 _AT_A_TIME = 1 << 18  # numbers, few enough for a core's cache
 # Codes of -inf, inf and NaN. Each is above the sum of 16 entries with the code before
@@ -113,7 +113,7 @@ def _best_of_all(
     sums = _totals(finite, kept, choices)
     # Scores that are not finite are rare, and their sums are left out where it is known
     # that there are none.
-    if as_number((code != 0).any()) is not False:
+    if host_number((code != 0).any()) is not False:
         codes = _totals(code, kept, choices)
         sums = torch.where(codes == codes.amax(0), sums, -torch.inf)
     index = torch.arange(len(patterns), device=device)[:, None]
@@ -165,7 +165,7 @@ def _by_swaps(scores: Tensor, n: int, m: int) -> Tensor:
         before = kept
         for i, k in pairs:
             kept = _exchange(kept, worth, i, k)
-        if as_number((before != kept).any()) is False:
+        if host_number((before != kept).any()) is False:
             break
     return kept.reshape(-1, m * m)
 
@@ -204,7 +204,7 @@ def _filled(kept: Tensor, worth: Tensor, n: int) -> Tensor:
     for _ in range((n * m + 1) // 2):
         row_lacks = kept.sum(2) < n
         column_lacks = kept.sum(1) < n
-        if as_number(row_lacks.any()) is False:
+        if host_number(row_lacks.any()) is False:
             break
         i = _first(row_lacks)[:, :, None]
         j = _first(column_lacks)[:, None, :]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.leaves import brought, claim
-from sparsefn._engine.transforms import as_number, foreach_copy_
+from sparsefn._engine.transforms import foreach_copy_, host_number
 from sparsefn.algorithms.combine.cuda_graphs import GRAPHS, Graph, Waits
 from sparsefn.core.checks import shown
 from sparsefn.core.state import Algorithm, State, Step, Trigger
@@ -49,7 +49,7 @@ class Replays:
         """The new state."""
         given: list[Tensor]
         given, treedef = optree.tree_flatten((state, grads))  # type: ignore[arg-type]
-        number: int | None = as_number(step)
+        number: int | None = host_number(step)
         leaves = tuple((x.shape, x.stride(), x.dtype, x.device) for x in given)
         key = (target, treedef, leaves, number is None)
         with self._lock:

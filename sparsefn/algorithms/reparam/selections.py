@@ -10,7 +10,8 @@ from sparsefn._engine.processes import check_plain, outside_vjp
 from sparsefn._engine.sums import smooth_total_of_shares, total_of_shares
 from sparsefn.algorithms.reparam.base import Reparametrisation
 from sparsefn.algorithms.reparam.gates import sigmoid
-from sparsefn.core.checks import as_fraction, described, fraction_at, n_kept
+from sparsefn.core.checks import described
+from sparsefn.core.rounding import as_fraction, fraction_at, n_kept
 from sparsefn.core.schedules import as_schedule
 from sparsefn.core.state import Level, Schedule, Step, everywhere
 from sparsefn.core.tree import Leaves, Tree, wide

@@ -1,6 +1,5 @@
 """Checks of what users give, and the calls that made an algorithm."""
 
-from sparsefn.core.checks import rounding
 from sparsefn.core.checks.calls import check_call, check_keywords
 from sparsefn.core.checks.checks import (
     Level,
@@ -37,15 +36,4 @@ from sparsefn.core.checks.factories import (
 )
 from sparsefn.core.checks.plain import called, check_keys, listed, named
 from sparsefn.core.checks.presets import keywords_of, preset
-from sparsefn.core.checks.rounding import (
-    CountRule,
-    as_fraction,
-    as_number,
-    fraction_at,
-    n_kept,
-    of_groups,
-    rounded,
-    rounded_down,
-    rounded_up,
-)
 from sparsefn.core.checks.table import aligned, natural

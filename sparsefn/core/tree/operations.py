@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsefn._engine.leaves import brought
 from sparsefn._engine.processes import agreed, any_sharded, full_tensors
-from sparsefn._engine.transforms import as_number, at_compile_time
+from sparsefn._engine.transforms import at_compile_time, host_number
 from sparsefn.core.tree.leaves import Tree, flatten, leaves_of
 
 
@@ -119,7 +119,7 @@ def choose(pred: bool | Tensor, new: Callable[[Tree], Tree], old: Tree) -> Tree:
         One of the two trees. It is an `if` where the value of `pred` is known in
         Python, else a `torch.where` of each leaf.
     """
-    holds = as_number(pred) if isinstance(pred, Tensor) else pred
+    holds = host_number(pred) if isinstance(pred, Tensor) else pred
     if isinstance(pred, Tensor) and holds is None:
         return where_leaves(pred, new(old), old)
     return new(old) if holds else old

@@ -17,13 +17,8 @@ from torch import Tensor
 from sparsefn._engine.leaves import placed
 from sparsefn._engine.numbers import Real, falling, running_sums
 from sparsefn._engine.torch_limits import widened
-from sparsefn.core.checks import (
-    Made,
-    check_int,
-    check_sparsity,
-    described,
-    rounding,
-)
+from sparsefn.core import rounding
+from sparsefn.core.checks import Made, check_int, check_sparsity, described
 from sparsefn.core.state import Level, Step
 
 __all__ = ["Counted", "above", "below", "in_rows", "mass"]

@@ -15,7 +15,7 @@ from sparsefn._engine.numbers import Real
 from sparsefn._engine.selection import CountsByName
 from sparsefn._engine.selection import apportion as apportion
 from sparsefn._engine.selection import spread as spread
-from sparsefn._engine.transforms import as_constant, as_number, at_compile_time
+from sparsefn._engine.transforms import as_constant, at_compile_time, host_number
 from sparsefn.core.checks import (
     Described,
     Made,
@@ -25,10 +25,10 @@ from sparsefn.core.checks import (
     is_number,
     natural,
 )
-from sparsefn.core.checks import n_kept as n_kept
-from sparsefn.core.checks import rounded as rounded
-from sparsefn.core.checks import rounded_down as rounded_down
-from sparsefn.core.checks import rounded_up as rounded_up
+from sparsefn.core.rounding import n_kept as n_kept
+from sparsefn.core.rounding import rounded as rounded
+from sparsefn.core.rounding import rounded_down as rounded_down
+from sparsefn.core.rounding import rounded_up as rounded_up
 from sparsefn.core.tree import check_globs, first_match, glob_match
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -331,7 +331,7 @@ def owl(ratios: Mapping[str, float], spread: float = 0.08) -> Distribution:
                     f"{list(more)}"
                 )
             own = sparsity + (mean - more[glob])
-            level = as_number(own)
+            level = host_number(own)
             if level is not None and not 0.0 <= level <= 1.0:
                 raise ValueError(
                     "owl: expected every block to keep a share in [0, 1], got "
@@ -379,7 +379,7 @@ def at_least(distribution: Distribution, least: int) -> Distribution:
         asked = distribution(shapes, sparsity)
         floors = {path: min(least, math.prod(shape)) for path, shape in shapes.items()}
         rest = sum(asked.values()) - sum(floors.values())
-        short = as_number(rest)
+        short = host_number(rest)
         if short is not None and short < 0:
             raise ValueError(
                 f"at_least: expected {sum(floors.values())} units or more, got "
@@ -505,7 +505,7 @@ def check_fixed(sparsity: Real, density: float, name: str) -> None:
     """Raise ValueError if a pattern that fixes its own sparsity is asked for another
     one.
     """
-    level = as_number(sparsity)
+    level = host_number(sparsity)
     # compilers take no isclose
     if level is not None and not abs(level - (1 - density)) <= 1e-6:
         raise ValueError(f"{name} fixes the sparsity at {1 - density:g}, got {level:g}")

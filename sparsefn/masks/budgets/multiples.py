@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from sparsefn._engine.numbers import Real
 from sparsefn._engine.selection import CountsByName, apportion
-from sparsefn._engine.transforms import as_number, at_compile_time
+from sparsefn._engine.transforms import at_compile_time, host_number
 from sparsefn.core.checks import check_int, described, is_sequence
 from sparsefn.masks.budgets.distributions import Distribution, Global, Shapes
 from sparsefn.masks.budgets.steps import Steps
@@ -93,7 +93,7 @@ def in_multiples(
         return made
 
     def counts(shapes: Shapes, sparsity: Real) -> CountsByName:
-        level = as_number(sparsity)
+        level = host_number(sparsity)
         if level is None:
             raise ValueError(
                 "in_multiples: expected a sparsity whose value is known, got one "

@@ -20,12 +20,8 @@ from sparsefn._engine.selection import (
     vector,
 )
 from sparsefn._engine.sums import means, sums
-from sparsefn.core.checks import (
-    Call,
-    check_call,
-    described,
-    rounded_down,
-)
+from sparsefn.core.checks import Call, check_call, described
+from sparsefn.core.rounding import rounded_down
 from sparsefn.core.state import Score, check_score
 from sparsefn.core.tree import Leaves
 

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from sparsefn._engine.numbers import Real
 from sparsefn._engine.selection import CountsByName
-from sparsefn._engine.transforms import as_number, at_compile_time
+from sparsefn._engine.transforms import at_compile_time, host_number
 from sparsefn.core.checks import is_number, shown
 from sparsefn.masks.budgets.distributions import Shapes
 from sparsefn.masks.budgets.filling import (
@@ -104,7 +104,7 @@ class Within:
                     "within: expected the leaves or sets of the model that was "
                     f"priced, but {path!r} of shape {tuple(shape)} has {known} there"
                 )
-        level = as_number(sparsity)
+        level = host_number(sparsity)
         if level is None:
             raise ValueError(
                 "within: expected a sparsity whose value is known, got one inside a "

@@ -14,7 +14,7 @@ from torch import Tensor
 from sparsefn._engine.selection import Counts, Entry, tiles
 from sparsefn._engine.sums import Box as Box
 from sparsefn._engine.sums import Pooling, Reduction
-from sparsefn._engine.transforms import as_number
+from sparsefn._engine.transforms import host_number
 from sparsefn.core.checks import check_int, described, is_number, is_sequence
 from sparsefn.core.tree import Leaves
 from sparsefn.masks.patterns.units import Grids, units_of_leaves
@@ -120,7 +120,7 @@ def nm(n: int | Tensor, m: int, axis: int = -1) -> Pattern:
         check_int("", "n", n, 0)
         if n > m:
             raise ValueError(f"nm: expected n <= m, got n={n}, m={m}")
-    known = as_number(n)
+    known = host_number(n)
     name = f"nm({'tensor' if known is None else known}, {m}, axis={axis})"
 
     def group(grid: Box) -> Box:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsefn._engine.processes import check_plain
 from sparsefn._engine.sums import Box
-from sparsefn._engine.transforms import Array, as_constant, as_number, at_compile_time
+from sparsefn._engine.transforms import Array, as_constant, at_compile_time, host_number
 from sparsefn.core.checks import described, is_sequence, shown
 from sparsefn.core.state import Where
 from sparsefn.core.tree import Leaves, Tree, flatten
@@ -412,7 +412,7 @@ class TiedPattern(Pattern):
         kept = grids.read(given, lambda _, rows: rows.any(1)[None])
         for path, whole in grids.masks(kept, given, {}, {}).items():
             lost = whole & ~given[path]
-            if as_number(lost.any()):
+            if host_number(lost.any()):
                 raise ValueError(
                     "tied: expected masks that prune whole units, but "
                     f"{_lost(sets, given, path, lost)}"

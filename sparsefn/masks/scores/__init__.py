@@ -13,8 +13,8 @@ from sparsefn.masks.scores.accumulators import (
 )
 from sparsefn.masks.scores.combinators import by_unit, ranked, sampled
 from sparsefn.masks.scores.data import reap, ria, wanda
-from sparsefn.masks.scores.leaves import distance, lamp, leafwise, topology
-from sparsefn.masks.scores.plain import (
+from sparsefn.masks.scores.per_leaf import distance, lamp, leafwise, topology
+from sparsefn.masks.scores.pointwise import (
     absolute,
     gradient,
     magnitude,

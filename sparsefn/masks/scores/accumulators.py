@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.leaves import claim
-from sparsefn._engine.transforms import as_number
+from sparsefn._engine.transforms import host_number
 from sparsefn.core.checks import check_int, check_positive, check_trigger, described
 from sparsefn.core.state import Accumulated, Score, State, Step, Trigger
 from sparsefn.core.tree import Tree, choose, flatten, leaves_of, wide
 from sparsefn.core.triggers import never
 from sparsefn.masks.budgets.counts import below
-from sparsefn.masks.scores.leaves import of_sparsified
-from sparsefn.masks.scores.plain import OfUnits, absolute, given, magnitude, plain
+from sparsefn.masks.scores.per_leaf import of_sparsified
+from sparsefn.masks.scores.pointwise import absolute, given, magnitude
+from sparsefn.masks.scores.score_types import OfUnits, plain
 from sparsefn.masks.scores.unit_values import zeros_of_units
 
 
@@ -343,7 +344,7 @@ def first_sign() -> Accumulated:
 
 def _flag(fired: bool | Tensor, like: Tensor) -> Tensor:
     if isinstance(fired, Tensor) and (
-        fired.device == like.device or as_number(fired) is None
+        fired.device == like.device or host_number(fired) is None
     ):
         return fired
-    return torch.full_like(like, as_number(fired))
+    return torch.full_like(like, host_number(fired))

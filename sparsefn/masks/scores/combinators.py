@@ -12,7 +12,8 @@ from sparsefn._engine.numbers import elementary, ranks_within
 from sparsefn._engine.processes import local_tensor, sharded_like
 from sparsefn._engine.torch_limits import widened
 from sparsefn.core import random as _random
-from sparsefn.core.checks import as_number, check_call, described, shown
+from sparsefn.core.checks import check_call, described, shown
+from sparsefn.core.rounding import as_number
 from sparsefn.core.state import Accumulated, Level, Score, State, Step
 from sparsefn.core.tree import Tree
 from sparsefn.masks.patterns.tied_sets import TiedPattern
@@ -23,8 +24,8 @@ from sparsefn.masks.patterns.units import (
     to_rows,
     units_of_leaves,
 )
-from sparsefn.masks.scores.leaves import of_sparsified
-from sparsefn.masks.scores.plain import OfUnits, plain
+from sparsefn.masks.scores.per_leaf import of_sparsified
+from sparsefn.masks.scores.score_types import OfUnits, plain
 from sparsefn.masks.scores.unit_values import check_units, of_tied_units, scored_units
 
 # (values of a score, state, step) -> other values

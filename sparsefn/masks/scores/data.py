@@ -16,8 +16,8 @@ from sparsefn.core.tree import Tree, wide
 from sparsefn.masks.patterns.kinds import Pattern
 from sparsefn.masks.patterns.tied_sets import TiedPattern, TiedUnits
 from sparsefn.masks.patterns.units import units_of_leaves
-from sparsefn.masks.scores.leaves import of_sparsified
-from sparsefn.masks.scores.plain import OfInputs, OfUnits
+from sparsefn.masks.scores.per_leaf import of_sparsified
+from sparsefn.masks.scores.score_types import OfInputs, OfUnits
 from sparsefn.masks.scores.unit_values import of_tied_units
 
 # of leaves, by path, as sf.calibration.inputs gives them

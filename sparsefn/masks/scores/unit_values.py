@@ -16,7 +16,7 @@ from sparsefn.core.state import Accumulated, State, Step
 from sparsefn.core.tree import Leaves, Tree, check_like, flatten, wide
 from sparsefn.masks.patterns.kinds import Pattern
 from sparsefn.masks.patterns.tied_sets import TiedPattern, TiedUnits
-from sparsefn.masks.scores.plain import OfUnits
+from sparsefn.masks.scores.score_types import OfUnits
 
 # (name of a set, its units, their entries as rows) -> a value for each unit, (1, units)
 OfRows = Callable[[str, TiedUnits, Tensor], Tensor]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sparsefn._engine.transforms import as_number
+from sparsefn._engine.transforms import host_number
 from sparsefn.core.checks import check_pairs
 from sparsefn.core.state import State, Where, check_masks
 from sparsefn.core.tree import flatten
@@ -217,7 +217,7 @@ def _numbers(path: str, pattern: Pattern, shape: Box) -> tuple[int, int, int]:
     if callable(pattern.fixed):
         n = None
     else:
-        n = as_number(pattern.fixed)
+        n = host_number(pattern.fixed)
     if n is None or len(along) > 1:
         raise ValueError(
             "compress: expected a pattern such as sf.patterns.nm(2, 4), got "

@@ -12,8 +12,9 @@ from torch import Tensor
 from sparsefn._engine.leaves import zeroed
 from sparsefn._engine.processes import check_alike, gathered, own
 from sparsefn._engine.selection import best_of_columns
-from sparsefn._engine.transforms import as_number
-from sparsefn.core.checks import check_int, check_sparsity, is_int, is_sequence, n_kept
+from sparsefn._engine.transforms import host_number
+from sparsefn.core.checks import check_int, check_sparsity, is_int, is_sequence
+from sparsefn.core.rounding import n_kept
 from sparsefn.masks.budgets.distributions import apportion
 from sparsefn.masks.patterns.kinds import Pattern
 from sparsefn.masks.patterns.units import Units
@@ -137,7 +138,7 @@ def obs(
         # order of rows and columns turns R into the usual factor.
         h = h.flip(0, 1)
         dead = damp_in_place("obs", h, share).flip(0)
-        if as_number(dead.any()) is False:
+        if host_number(dead.any()) is False:
             w = new
         else:
             w = new.masked_fill(dead, 0.0)

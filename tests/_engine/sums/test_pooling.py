@@ -13,7 +13,7 @@ from sparsefn._engine.sums import folds
 from sparsefn._engine.sums.pooling import Pooling, _operator, pool, reference
 from sparsefn.masks.patterns.units import active_rows, to_rows, units_of
 from sparsefn.masks.scores import distance
-from sparsefn.masks.scores import leaves as leaf_scores
+from sparsefn.masks.scores import per_leaf as leaf_scores
 from sparsefn.testing.laws_dependence import order_of_sums_is_fixed
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.strategies import large

@@ -80,7 +80,7 @@ def test_a_step_in_a_cpu_tensor_is_an_int(tapes):
 
 def test_a_step_on_the_device_decides_nothing_in_python(monkeypatch):
     monkeypatch.setitem(cuda_graphs.GRAPHS, "cpu", lambda device: Tape)
-    monkeypatch.setattr(replays, "as_number", lambda step: None)  # as on a device
+    monkeypatch.setattr(replays, "host_number", lambda step: None)  # as on a device
     before = Tape.captures
     compare(TRAINED, step=torch.tensor)
     assert Tape.captures == before + 1

@@ -90,9 +90,7 @@ def test_an_int_is_checked_with_and_without_a_call_and_a_least_value():
 
 NUMBERS = {"int", "float", "Integral", "Real"}
 ELSEWHERE = {
-    "core/checks/rounding.py": (
-        "what a schedule gives, and that may be a number of NumPy's"
-    ),
+    "core/rounding.py": ("what a schedule gives, and that may be a number of NumPy's"),
     "_engine/selection/narrow_rows.py": "an int, or a count for each group",
     "masks/budgets/distributions.py": (
         "a float, whose counts may be kept: they are looked up by it"

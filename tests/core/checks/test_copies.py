@@ -11,7 +11,7 @@ import torch
 import sparsefn as sf
 from sparsefn.core.checks.factories import described
 from sparsefn.core.state import update_of
-from sparsefn.masks.scores.plain import Absolute, Drawn
+from sparsefn.masks.scores.score_types import Absolute, Drawn
 
 P = {
     "a": torch.tensor([[4.0, 3.0, 2.0, 1.0]]),

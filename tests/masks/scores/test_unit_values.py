@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.masks.scores.plain import OfUnits
+from sparsefn.masks.scores.score_types import OfUnits
 from sparsefn.masks.scores.unit_values import scored_units
 
 # The kernel b has its columns in the first set and its rows in the second; c has more

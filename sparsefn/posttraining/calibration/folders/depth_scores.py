@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 from sparsefn._engine.processes import agreement
-from sparsefn.core.checks import check_sparsity, rounded
+from sparsefn.core.checks import check_sparsity
+from sparsefn.core.rounding import rounded
 from sparsefn.core.tree import Tree, leaves_of
 from sparsefn.masks.select import topk_mask
 from sparsefn.nn.distributed.ends import everyone

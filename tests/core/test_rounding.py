@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.core.checks import rounding
+from sparsefn.core import rounding
 
 B = sf.budgets
 

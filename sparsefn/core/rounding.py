@@ -13,8 +13,14 @@ from torch import Tensor, nn
 from sparsefn._engine.numbers import Real
 from sparsefn._engine.selection import counts_of_rows
 from sparsefn._engine.transforms import as_constant
-from sparsefn.core.checks.calls import check_call
-from sparsefn.core.checks.checks import Level, Schedule, Step, check_sparsity, number
+from sparsefn.core.checks import (
+    Level,
+    Schedule,
+    Step,
+    check_call,
+    check_sparsity,
+    number,
+)
 
 # (fraction, number of units) -> how many units that is
 CountRule = Callable[[Real, Tensor], "int | Tensor"]
@@ -104,7 +110,7 @@ def of_groups(
     """The counts of all groups at the rates of their leaves: `count(rate, n)`, which
     may give an int.
 
-    >>> from sparsefn.core.checks.rounding import of_groups, rounded
+    >>> from sparsefn.core.rounding import of_groups, rounded
     >>> of_groups(rounded, [0.5, 0.25], torch.tensor([2, 4, 8]), [2, 1])
     tensor([1, 2, 2])
 
@@ -201,7 +207,7 @@ def fraction_at(level: Schedule, step: Step) -> Real:
 def as_number(value: Level, what: str) -> Schedule:
     """A checked finite number, 0-d tensor or Schedule of any range as a Schedule.
 
-    >>> from sparsefn.core.checks import rounding
+    >>> from sparsefn.core import rounding
     >>> rounding.as_number(2, "power")(0)
     2.0
     """

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.masks.scores import leaves as module
+from sparsefn.masks.scores import per_leaf as module
 
 
 def state_of(masks=None, **params):

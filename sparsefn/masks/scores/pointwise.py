@@ -1,12 +1,13 @@
-"""Scores: (state, grads, step) -> a tree of floats, larger = more important.
+"""Scores of each weight by itself, without memory: magnitude, gradient, their products,
+draws.
 
-`grads` is the dense gradient at the effective weights, so every score here sees pruned
-positions too.
+A score is a function of (state, grads, step) to a tree of floats, larger = more
+important. `grads` is the dense gradient at the effective weights, so every score here
+sees pruned positions too.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -15,94 +16,13 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.draws import drawn_leaves
-from sparsefn.core.checks import Made, check_kind, has_name, with_call
+from sparsefn.core.checks import check_kind, has_name, with_call
 from sparsefn.core.state import Accumulated, State, Step
-from sparsefn.core.tree import Leaves, Tree, flatten, wide
-from sparsefn.masks.patterns.kinds import Pattern
-from sparsefn.masks.patterns.tied_sets import TiedPattern
+from sparsefn.core.tree import Leaves, Tree, wide
+from sparsefn.masks.scores.score_types import Absolute, Drawn, plain
 
 Signed = TypeVar("Signed", bound=Callable[..., Tree] | Accumulated)
 Plain = TypeVar("Plain", bound=Callable[..., Tree])
-
-
-def plain(score: object) -> Callable[..., Tree]:
-    if isinstance(score, Accumulated) or not callable(score):
-        raise TypeError(
-            "expected a score function of (state, grads, step), got "
-            f"{type(score).__name__}"
-        )
-    return score
-
-
-class Function(Made):
-    """A score that is a function, and has another way to be read besides."""
-
-    def __init__(self, fn: Callable[..., Tree]) -> None:
-        functools.update_wrapper(self, fn)
-        self.fn = fn
-
-    def __call__(self, *args: Tree) -> Tree:
-        """The values."""
-        return self.fn(*args)
-
-    def __repr__(self) -> str:
-        known = self.made_by or self.__qualname__  # type: ignore[attr-defined]
-        return str(known)
-
-    def __reduce__(self) -> Any:
-        return self.__qualname__  # type: ignore[attr-defined]
-
-
-class Absolute(Function):
-    """The absolute value of a score, `signed`, which selection compares without taking
-    it; `keyed` if it may draw.
-    """
-
-    def __init__(self, signed: Callable[..., Tree], keyed: bool = True) -> None:
-        super().__init__(signed)
-        self.signed = signed
-        self.keyed = keyed
-
-    def __call__(self, *args: Tree) -> Tree:
-        """The absolute values."""
-        return optree.tree_map(torch.abs, self.signed(*args))
-
-
-class OfUnits(Function):
-    """A score of the units of a pattern of tied sets: its values are {name of the set:
-    (units,)}.
-    """
-
-    def __init__(self, pattern: TiedPattern, fn: Callable[..., Tree]) -> None:
-        super().__init__(fn)
-        self.pattern = pattern
-
-
-class OfInputs(Function):
-    """A score that reads what weights are multiplied by: `check(pattern, path, leaf)`
-    raises for other rows.
-    """
-
-    def __init__(
-        self, check: Callable[[Pattern, str, Tensor], None], fn: Callable[..., Tree]
-    ) -> None:
-        super().__init__(fn)
-        self.check = check
-
-
-class Drawn(Function):
-    """A score drawn leaf by leaf: `draw(leaves, state, step)` is of some leaves."""
-
-    def __init__(
-        self, draw: Callable[[Leaves, State, Step], Leaves], fn: Callable[..., Tree]
-    ) -> None:
-        super().__init__(fn)
-        self.draw = draw
-
-    def __call__(self, state: State, grads: Tree, step: Step) -> Tree:
-        """The scores of all leaves."""
-        leaves, rebuild = flatten(state.params)
-        return rebuild(list(self.draw(leaves, state, step).values()))
 
 
 def absolute(signed: Signed) -> Signed:
@@ -143,6 +63,14 @@ def magnitude(state: State, grads: Tree, step: Step) -> Tree:
     ...     sf.State({"w": torch.tensor([-2.0, 1.0])}, {"w": torch.tensor(True)}), (), 0
     ... )
     {'w': tensor([2., 1.])}
+
+    Args:
+        state: A state, of which the params are read: floats of any shape.
+        grads: Not read.
+        step: Not read.
+
+    Returns:
+        Tree of floating-point tensors of the shapes of the params.
     """
     del grads, step
     return state.params
@@ -154,6 +82,14 @@ def gradient(state: State, grads: Tree, step: Step) -> Tree:
 
     >>> sf.scores.gradient(sf.State((), ()), {"w": torch.tensor([-2.0, 1.0])}, 0)
     {'w': tensor([2., 1.])}
+
+    Args:
+        state: Not read.
+        grads: Dense gradients, a tree like the params.
+        step: Not read.
+
+    Returns:
+        Tree of floating-point tensors of the shapes of the params.
 
     Raises:
         ValueError: The update was given no gradients.
@@ -172,6 +108,14 @@ def saliency(state: State, grads: Tree, step: Step) -> Tree:
     ... )
     >>> sf.scores.saliency(state, {"w": torch.tensor([0.5, 3.0, 1.0])}, 0)
     {'w': tensor([1.0000, 3.0000, 0.5000])}
+
+    Args:
+        state: A state, of which the params are read: floats of any shape.
+        grads: Dense gradients, a tree like the params.
+        step: Not read.
+
+    Returns:
+        Tree of floating-point tensors of the shapes of the params.
 
     Raises:
         ValueError: The update was given no gradients.
@@ -192,6 +136,14 @@ def movement(state: State, grads: Tree, step: Step) -> Tree:
     >>> state = sf.State({"w": torch.tensor([2.0, -1.0])}, {"w": torch.tensor(True)})
     >>> sf.scores.movement(state, {"w": torch.tensor([-0.5, -3.0])}, 0)
     {'w': tensor([ 1., -3.])}
+
+    Args:
+        state: A state, of which the params are read: floats of any shape.
+        grads: Dense gradients, a tree like the params.
+        step: Not read.
+
+    Returns:
+        Tree of floating-point tensors of the shapes of the params.
 
     Raises:
         ValueError: The update was given no gradients.
@@ -234,6 +186,14 @@ def random(state: State, grads: Tree, step: Step) -> Tree:
     >>> draws = sf.scores.random(state, (), 7)["w"]
     >>> torch.equal(draws, sf.scores.random(state, (), torch.tensor(7))["w"])
     True
+
+    Args:
+        state: A state with a key, of which the paths and shapes of params are read.
+        grads: Not read.
+        step: The step: an int or a 0-d integer tensor.
+
+    Returns:
+        Tree of float32 tensors of the shapes of the params.
 
     Raises:
         ValueError: The state has no key.

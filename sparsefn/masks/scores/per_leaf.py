@@ -28,7 +28,7 @@ from sparsefn.masks.patterns.boxes import boxes_of, over_elements
 from sparsefn.masks.patterns.kinds import Pattern, channel
 from sparsefn.masks.patterns.tied_sets import TiedPattern
 from sparsefn.masks.patterns.units import Units, units_of
-from sparsefn.masks.scores.plain import OfUnits
+from sparsefn.masks.scores.score_types import OfUnits
 from sparsefn.masks.scores.unit_values import check_units, of_tied_units
 
 _PIECE = 2**22  # entries of differences at a time
@@ -123,6 +123,14 @@ def lamp(state: State, grads: Tree, step: Step) -> Tree:
     ... )
     >>> sf.scores.lamp(state, (), 0)["w"]
     tensor([0.0333, 0.1379, 0.3600, 1.0000], dtype=torch.float64)
+
+    Args:
+        state: A state, of which params and masks are read.
+        grads: Not read.
+        step: Not read.
+
+    Returns:
+        Tree of float64 tensors of the shapes of the params.
 
     Raises:
         ValueError: A sparsified leaf is a DTensor.
