@@ -25,7 +25,7 @@ from _timing import options_of, write
 from sparsefn._engine.processes.collectives import Exchange, Gather, Sum
 from sparsefn._engine.processes.extent import Extent
 from sparsefn._engine.selection.among_processes import Piece, selected
-from sparsefn._engine.selection.blocks import cut
+from sparsefn._engine.selection.block_passes import cut
 from sparsefn._engine.selection.bracket import write_best
 from sparsefn._engine.selection.entries import Arrays
 

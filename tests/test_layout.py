@@ -3,6 +3,7 @@
 import ast
 import os
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,6 +85,28 @@ def test_modules_are_short() -> None:
     assert {name: lines for name, lines in LINES.items() if lines > MOST_LINES} == {}, (
         "split these"
     )
+
+
+# Why a name occurs twice. A module that is not here has a name of its own.
+NAMES_TWICE = {
+    "averages": "of weights, by `optim` and by other libraries in a module",
+    "blocks": "of a model: found for calibration, trained for recovery",
+    "depth_scores": "of a model in memory, and of one in a folder",
+    "experts": "removed from a model, and measured for that",
+    "files": "of an attached algorithm, and of a run on several processes",
+    "n_of_m": "N:M patterns: methods, and checkpoints",
+    "originals": "torch's word: their names in a tree, and in a module",
+    "plan": "of `sf.report.plan`, and of units that go",
+    "removal": "of layers from a model in memory, and from one in a folder",
+    "shards": "DTensor's word: their tensors, and their units",
+    "weights": "of a module: which parameters they are, and into its shards",
+}
+
+
+def test_files_have_the_same_name_for_a_reason() -> None:
+    count = Counter(m.stem for m in MODULES if m.stem != "__init__")
+    twice = {name for name, times in count.items() if times > 1}
+    assert twice == {*NAMES_TWICE}
 
 
 def beyond_a_face(source: str) -> list[str]:

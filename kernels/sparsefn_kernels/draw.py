@@ -11,9 +11,9 @@ from torch import Tensor
 
 from sparsefn._engine.numbers import batch_first
 from sparsefn._engine.processes import Extent
+from sparsefn_kernels.device_tables import on, write
 from sparsefn_kernels.source import threefry as source
 from sparsefn_kernels.tables import Drawn, steps
-from sparsefn_kernels.written import on, write
 
 _BLOCK = 1024
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.selection import Entry
+from sparsefn_kernels.device_tables import on, write
 from sparsefn_kernels.source import digits, guess, narrow, whole
 from sparsefn_kernels.tables import Leaf, Plan, Span, Tuning, plan, steps
-from sparsefn_kernels.written import on, write
 
 # units of a call: places are 32-bit words, and are counted in whole chunks
 MOST = 1 << 30

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from sparsefn._engine.leaves import lists
 from sparsefn._engine.transforms import differentiated, transformed
+from sparsefn_kernels.device_tables import on, write
 from sparsefn_kernels.source import step as source
 from sparsefn_kernels.tables import Stepped, address, steps
-from sparsefn_kernels.written import on, write
 
 # a param, its mask, its gradient and its moments
 Rows: TypeAlias = Sequence[tuple[Tensor, ...]]

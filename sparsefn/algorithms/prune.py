@@ -181,8 +181,8 @@ def one_shot() -> None:
     Returns:
         Algorithm, as from `gmp`. All weights are kept until `when` fires.
 
-    It takes all other arguments of `gmp` but `init` and `steps`. With saliency at step
-    0 this is SNIP: Lee et al. 2019, arXiv 1810.02340. Inside
+    `gmp` with init="dense": it takes all other arguments of `gmp` but `steps`. With
+    saliency at step 0 this is SNIP: Lee et al. 2019, arXiv 1810.02340. Inside
     `with_optimizer` masks follow the optimizer's step, and such a score would multiply
     stepped weights by the gradient of the weights before it: leave that one step out,
     `with_optimizer(sf.one_shot(0.9, sf.scores.saliency), optimizer, skip=sf.at([0]))`.
@@ -325,10 +325,10 @@ def ste() -> None:
         when: Trigger at which masks change. Default: every step.
 
     Returns:
-        Algorithm: `gmp(sparsity, pruned="train", regrow=True, when=always())`. Every
-        weight gets the dense gradient.
+        Algorithm, as from `gmp`. Every weight gets the dense gradient.
 
-    It takes all other arguments of `gmp` but `pruned`, `regrow` and `steps`.
+    `gmp` with pruned="train", regrow=True and when=always(): it takes all other
+    arguments of `gmp` but `steps`.
 
     Wortsman et al. 2019, arXiv 1906.00586; with pattern=nm(n, m), Zhou et al. 2021,
     arXiv 2102.04010.

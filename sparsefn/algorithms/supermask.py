@@ -46,9 +46,9 @@ from sparsefn.core.tree import (
 )
 from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import always
+from sparsefn.masks.apply import Mode, check_mode, gate
 from sparsefn.masks.budgets.counts import Counted
 from sparsefn.masks.budgets.distributions import Distribution, is_uniform, uniform
-from sparsefn.masks.gates import Mode, check_mode, gate
 from sparsefn.masks.patterns.kinds import Pattern, unstructured
 from sparsefn.masks.select import bernoulli_masks
 

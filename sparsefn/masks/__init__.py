@@ -1,9 +1,8 @@
 """Masks: selection of the best, gates, and trees of them: counts, sets, packing."""
 
+from sparsefn.masks.apply import gate, sparsify
 from sparsefn.masks.constructors import checkerboard, from_dict, from_zeros, shuffle
-from sparsefn.masks.gates import gate, sparsify
 from sparsefn.masks.packing import pack, unpack
-from sparsefn.masks.products import linear_pair
 from sparsefn.masks.select import (
     bernoulli_mask,
     drop_lowest,
@@ -23,6 +22,7 @@ from sparsefn.masks.sets import (
     sparsity,
     union,
 )
+from sparsefn.masks.two_weights import linear_pair
 
 __all__ = [
     "bernoulli_mask",

@@ -3,11 +3,12 @@ defaults of their papers.
 """
 
 from sparsefn.algorithms import gmp, rigl, set, snfs
+from sparsefn.methods.after_training import obd, obs, ria, sparsegpt, wanda, woodfisher
 from sparsefn.methods.at_start import force, grasp, snip, synflow
 from sparsefn.methods.dynamic import granet, mest, top_kast
 from sparsefn.methods.fan_in import srigl
 from sparsefn.methods.gradual import ac_dc, imp
-from sparsefn.methods.learned import (
+from sparsefn.methods.learned_masks import (
     continuous_sparsification,
     edge_popup,
     hard_concrete,
@@ -20,7 +21,6 @@ from sparsefn.methods.learned import (
 from sparsefn.methods.n_of_m import asp, maskllm, maskpro, prox_sparse, sr_ste
 from sparsefn.methods.rewiring import chts, deep_rewiring, dsr
 from sparsefn.methods.structured import fpgm, proximal, slimming, taylor
-from sparsefn.methods.trained import obd, obs, ria, sparsegpt, wanda, woodfisher
 
 __all__ = [
     "ac_dc",

@@ -3,7 +3,7 @@
 import pytest
 from kernel_runs import INFINITY, built, by_compiler
 
-from sparsefn_kernels import written
+from sparsefn_kernels import device_tables
 from sparsefn_kernels.source import whole
 
 pytestmark = by_compiler
@@ -19,7 +19,7 @@ def test_a_segment_in_one_program_is_built_without_spills(bits, capability):
         )
 
 
-@pytest.mark.parametrize("n", written._AT_ONCE)
+@pytest.mark.parametrize("n", device_tables._AT_ONCE)
 @pytest.mark.parametrize("capability", [80, 90])
 def test_numbers_go_along_with_a_launch(capability, n):
     assert 8 * n + 32 <= 4096  # the arguments of a kernel, with its own

@@ -37,4 +37,4 @@ from sparsefn._engine.leaves.lists import (
     small_packs,
     split_like,
 )
-from sparsefn._engine.leaves.members import hidden, one_by_one
+from sparsefn._engine.leaves.member_operators import hidden, one_by_one

@@ -8,6 +8,6 @@ from sparsefn._engine.selection.dispatch import (
     winners,
 )
 from sparsefn._engine.selection.entries import Count, Counts, Entry, counts_of_rows
-from sparsefn._engine.selection.fixed import grouped
+from sparsefn._engine.selection.fixed_counts import grouped
 from sparsefn._engine.selection.shares import CountsByName, apportion, spread, vector
 from sparsefn._engine.selection.tiling import tiles

@@ -31,7 +31,7 @@ from sparsefn._engine.processes import (
     collectives,
     is_first,
 )
-from sparsefn._engine.selection import blocks
+from sparsefn._engine.selection import block_passes
 from sparsefn._engine.selection.bracket import (
     Bracket,
     Threshold,
@@ -213,7 +213,7 @@ def selected(pieces: Sequence[Piece], k: int, size: int) -> Exchange[None]:
         return
     if k >= total:
         return all_win(every)
-    double = blocks.work_on(every).double
+    double = block_passes.work_on(every).double
     work = _work([piece.at for piece in counted], double)
     threshold = yield from _threshold(work, k, total)
     end = yield from _end_of_ties(counted, double, threshold, size)
@@ -227,13 +227,13 @@ def selected(pieces: Sequence[Piece], k: int, size: int) -> Exchange[None]:
     rest = []
     for piece in pieces:
         n = int(piece.before(np.array([end]))[0])
-        firsts.append(blocks.cut(piece.at, slice(0, n)))
-        rest.append(blocks.cut(piece.at, slice(n, None)))
-    blocks.write(_work(firsts, double), *until)
-    blocks.write(_work(rest, double), *beyond)
+        firsts.append(block_passes.cut(piece.at, slice(0, n)))
+        rest.append(block_passes.cut(piece.at, slice(n, None)))
+    block_passes.write(_work(firsts, double), *until)
+    block_passes.write(_work(rest, double), *beyond)
 
 
-def _threshold(work: blocks.Work, k: int, total: int) -> Exchange[Threshold]:
+def _threshold(work: block_passes.Work, k: int, total: int) -> Exchange[Threshold]:
     while total > FEW:
         # Of a small competition the sample and what it leaves are sent; of a large one
         # neither is much.
@@ -242,7 +242,7 @@ def _threshold(work: blocks.Work, k: int, total: int) -> Exchange[Threshold]:
             wanted = _SAMPLED
         elif total < 1 << 23:
             wanted = 4 * _SAMPLED
-        sample = yield Gather(blocks.sample(work, total // wanted | 1))
+        sample = yield Gather(block_passes.sample(work, total // wanted | 1))
         left = yield from narrowed(work, sample, k / total, k, wanted)
         if isinstance(left, Threshold):
             return left
@@ -257,7 +257,7 @@ def _threshold(work: blocks.Work, k: int, total: int) -> Exchange[Threshold]:
         work = _work([only], work.double)
         k = left.need
         total = left.size
-    numbers = yield Gather(blocks.collect(work, *Bracket()).values)
+    numbers = yield Gather(block_passes.collect(work, *Bracket()).values)
     if k > numbers.size:
         return Threshold(math.nan, k - numbers.size, total - numbers.size)
     won = numbers[best(numbers, k)]
@@ -298,17 +298,17 @@ def _equal(piece: Piece, double: bool, value: float, low: int, probes: Array) ->
     # How many units of this process that equal the value lie from the place `low` on
     # and before each of `probes`.
     first, *ends = piece.before(np.array([low, *probes])).tolist()
-    at = blocks.cut(piece.at, slice(first, ends[-1]))
+    at = block_passes.cut(piece.at, slice(first, ends[-1]))
     marks = np.array(ends) - first
     counts: Array = np.zeros_like(marks)
     total = 0
-    for start, stop, scores, _, flags in blocks.Scratch(
+    for start, stop, scores, _, flags in block_passes.Scratch(
         min(BLOCK, at.out.size), double
     ).blocks(at):
         np.isnan(scores, out=flags) if math.isnan(value) else np.equal(
             scores, value, out=flags
         )
-        blocks.bar(at, start, stop, flags)
+        block_passes.bar(at, start, stop, flags)
         found = np.flatnonzero(flags)
         inside = (marks > start) & (marks <= stop)
         counts[inside] = total + np.searchsorted(found, marks[inside] - start)
@@ -316,10 +316,10 @@ def _equal(piece: Piece, double: bool, value: float, low: int, probes: Array) ->
     return counts
 
 
-def _work(competitors: Sequence[Arrays], double: bool) -> blocks.Work:
+def _work(competitors: Sequence[Arrays], double: bool) -> block_passes.Work:
     # With buffers of the dtype that all processes use: a float64 entry may count on
     # another one alone.
-    return blocks.work_on(competitors)._replace(double=double)
+    return block_passes.work_on(competitors)._replace(double=double)
 
 
 def _arrays(entries: Sequence[Entry]) -> list[Arrays]:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.leaves import MOST, end_to_end, packs, pays, repeated, split_like
-from sparsefn._engine.selection import fixed, reference
+from sparsefn._engine.selection import fixed_counts, reference
 from sparsefn._engine.selection.entries import Count, Entry, counts_of_rows
-from sparsefn._engine.selection.fixed import competitions
+from sparsefn._engine.selection.fixed_counts import competitions
 from sparsefn._engine.selection.segments import SPAN
 
 
@@ -77,7 +77,7 @@ def joint_masks(entries: Sequence[Entry], count: Count) -> list[Tensor]:
     ... )
     [tensor([[False,  True]]), tensor([[False, False]])]
     """
-    won = reference.top_of_rows(fixed.keys_of(entries)[None], count)[0]
+    won = reference.top_of_rows(fixed_counts.keys_of(entries)[None], count)[0]
     return split_like(won, [entry.scores for entry in entries])
 
 
@@ -141,7 +141,7 @@ def _length_of_rows(entry: Entry) -> int:
 def _of_segments(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
     # The rows of all entries are segments of one row.
     rows = [entry.segments or [entry.scores.numel()] for entry in entries]
-    keys = fixed.keys_of(entries)
+    keys = fixed_counts.keys_of(entries)
     wanted = counts_of_rows(counts, list(map(len, rows)), keys.device)
     won = _best_of_segments(keys, list(chain(*rows)), wanted)
     return split_like(
@@ -178,20 +178,20 @@ def _places_in_order(keys: Tensor, sizes: Sequence[int]) -> Tensor:
 
 def _of_one_matrix(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
     # The rows of all entries are the rows of one matrix.
-    rows = [fixed.as_rows(entry) for entry in entries]
-    keys = fixed.keys_of(rows).reshape(-1, rows[0].scores.shape[1])
+    rows = [fixed_counts.as_rows(entry) for entry in entries]
+    keys = fixed_counts.keys_of(rows).reshape(-1, rows[0].scores.shape[1])
     count = counts[0]
     is_one = all(not isinstance(other, Tensor) and other == count for other in counts)
     if not is_one:
         heights = [len(entry.scores) for entry in rows]
         count = counts_of_rows(counts, heights, keys.device)
-    if fixed.is_narrow(keys.shape) and keys.dtype == torch.int32:
+    if fixed_counts.is_narrow(keys.shape) and keys.dtype == torch.int32:
         won = _eligible(_by_pairs(keys, count), keys, entries)
     else:
         won = reference.top_of_rows(keys, count)
     masks = split_like(won, [entry.scores for entry in rows])
     pairs = zip(masks, entries, strict=True)
-    return [fixed.laid_back(mask, entry.scores.shape) for mask, entry in pairs]
+    return [fixed_counts.laid_back(mask, entry.scores.shape) for mask, entry in pairs]
 
 
 def _by_pairs(keys: Tensor, count: Count) -> Tensor:

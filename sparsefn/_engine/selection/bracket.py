@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsefn._engine.processes import Exchange, Gather, Sum, alone
-from sparsefn._engine.selection import blocks
+from sparsefn._engine.selection import block_passes
 from sparsefn._engine.selection.entries import Arrays, eligible, open_count
 from sparsefn._engine.transforms import Array
 
@@ -54,7 +54,7 @@ def write_best(competitors: Sequence[Arrays], k: int) -> None:
     else:
         total = open_count(competitors)
         if k < total:
-            return _search(blocks.work_on(competitors), k / total, k)
+            return _search(block_passes.work_on(competitors), k / total, k)
         all_win(competitors)
 
 
@@ -178,7 +178,7 @@ class Inside(NamedTuple):
 
 
 def narrowed(
-    work: blocks.Work,
+    work: block_passes.Work,
     sample: Array,
     share: float,
     k: int,
@@ -188,12 +188,14 @@ def narrowed(
     which it is.
 
     >>> from sparsefn._engine.processes import collectives
-    >>> from sparsefn._engine.selection import blocks
+    >>> from sparsefn._engine.selection import block_passes
     >>> from sparsefn._engine.selection import bracket
     >>> from sparsefn._engine.selection import entries
-    >>> work = blocks.work_on(entries.arrays([entries.Entry(torch.arange(100.0))]))
+    >>> work = block_passes.work_on(
+    ...     entries.arrays([entries.Entry(torch.arange(100.0))])
+    ... )
     >>> left = collectives.alone(
-    ...     bracket.narrowed(work, blocks.sample(work), 0.9, 90, 1 << 15)
+    ...     bracket.narrowed(work, block_passes.sample(work), 0.9, 90, 1 << 15)
     ... )
     >>> left.need, left.size
     (13, 23)
@@ -208,7 +210,9 @@ def narrowed(
         bracket, section = _window(sample, share, reach, known)
         value = _heavy(sample, section)
         if value is not None:
-            above, equal, *_ = blocks.collect(work, value, False, value, False, most=0)
+            above, equal, *_ = block_passes.collect(
+                work, value, False, value, False, most=0
+            )
             above, equal = (yield Sum((above, equal))).tolist()
             if above <= k <= above + equal:
                 return Threshold(value, k - above, equal)
@@ -217,7 +221,7 @@ def narrowed(
             else:
                 known = known._replace(high=value, high_open=True)
             continue
-        above, inside, places, values = blocks.collect(work, *bracket)
+        above, inside, places, values = block_passes.collect(work, *bracket)
         above, inside, held = (yield Sum((above, inside, values.size))).tolist()
         need = k - above
         if not need:
@@ -243,13 +247,13 @@ def narrowed(
 
 
 @np.errstate(all="ignore")  # a signalling NaN counts as any other NaN
-def _search(work: blocks.Work, share: float, k: int) -> None:
-    left = alone(narrowed(work, blocks.sample(work), share, k, _CLOSER))
+def _search(work: block_passes.Work, share: float, k: int) -> None:
+    left = alone(narrowed(work, block_passes.sample(work), share, k, _CLOSER))
     if isinstance(left, Inside):
-        return blocks.add(work, left.places, best(left.values, left.need))
+        return block_passes.add(work, left.places, best(left.values, left.need))
     if math.isnan(left.value):
-        blocks.write(work, np.greater_equal, -math.inf)
-    blocks.fill(work, left.missing, left.value)
+        block_passes.write(work, np.greater_equal, -math.inf)
+    block_passes.fill(work, left.missing, left.value)
 
 
 def _window(

@@ -16,7 +16,7 @@ from torch import Tensor
 from sparsefn._engine.leaves import pays
 from sparsefn._engine.selection.dispatch import winners
 from sparsefn._engine.selection.entries import Entry
-from sparsefn._engine.selection.fixed import is_narrow
+from sparsefn._engine.selection.fixed_counts import is_narrow
 
 
 def best_of_columns(

@@ -27,7 +27,7 @@ from sparsefn._engine.selection import (
     among_processes,
     batches,
     bracket,
-    fixed,
+    fixed_counts,
     narrow_rows,
     per_process,
 )
@@ -81,7 +81,7 @@ def winners(
     extents = False
     for scores, _, _, _, extent, _ in entries:
         floats = floats and scores.dtype in FLOATS
-        wide = wide or (scores.ndim == 3 and not fixed.is_narrow(scores.shape))
+        wide = wide or (scores.ndim == 3 and not fixed_counts.is_narrow(scores.shape))
         extents = extents or extent is not None
     if extents:
         return among_processes.winners(
@@ -94,9 +94,13 @@ def winners(
     if wide and not joint:
         rows = []
         for x in entries:
-            rows.append(x if fixed.is_narrow(x.scores.shape) else fixed.as_rows(x))
+            rows.append(
+                x if fixed_counts.is_narrow(x.scores.shape) else fixed_counts.as_rows(x)
+            )
         pairs = zip(winners(rows, counts), entries, strict=True)
-        return [fixed.laid_back(mask, entry.scores.shape) for mask, entry in pairs]
+        return [
+            fixed_counts.laid_back(mask, entry.scores.shape) for mask, entry in pairs
+        ]
     seen = _in_memory(entries, counts, joint, as_numpy)
     if seen is not None:
         return seen
@@ -141,7 +145,7 @@ def totals(
     if segments is not None and any(sizes is not None for sizes in segments):
         return torch.cat(list(map(_totals_of_segments, flags, segments)))
     if any(x.ndim == 3 for x in flags):
-        flags = list(map(fixed.grouped, flags))
+        flags = list(map(fixed_counts.grouped, flags))
     if extents is not None and any(extent is not None for extent in extents):
         own = torch.split(totals(flags), [len(rows) for rows in flags])
         return torch.cat(among_processes.totals(own, extents))
@@ -193,7 +197,7 @@ def _in_memory(
     for at, n, entry in zip(seen, numbers, entries, strict=True):
         if entry.segments is not None:
             select_segments(at, np.asarray(n), entry.segments)
-        elif not fixed.is_narrow(at.out.shape):
+        elif not fixed_counts.is_narrow(at.out.shape):
             tables.append((at, np.asarray(n)))
         elif at.out.ndim == 3:
             narrow_rows.top_of_groups(at, np.asarray(n))
@@ -235,7 +239,7 @@ def _spans(entries: Sequence[Entry], joint: bool) -> list[int]:
     for entry in entries:
         sizes = entry.segments
         if sizes is None:
-            # `fixed.competitions`, spelt out, as it runs for each leaf
+            # `fixed_counts.competitions`, spelt out, as it runs for each leaf
             spans.append(math.prod(entry.scores.shape[::2]))
         else:
             spans.append(len(sizes))
@@ -279,8 +283,8 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
     if not by_operator or is_exporting():
         own = _placed(entries, counts, joint)
         if joint:
-            return fixed.jointly(entries, own[0])
-        return [fixed.of_rows(*pair) for pair in zip(entries, own, strict=True)]
+            return fixed_counts.jointly(entries, own[0])
+        return [fixed_counts.of_rows(*pair) for pair in zip(entries, own, strict=True)]
     return _by_operator_or_pairs(entries, counts, joint)
 
 
@@ -290,7 +294,9 @@ def _by_operator_or_pairs(
     device = entries[0].scores.device
     # Of few units a row, compiled code compares pairs, which it fuses with the rest.
     pairs_pay = torch.compiler.is_compiling() and not joint
-    by_pairs = [pairs_pay and fixed.is_few(entry.scores.shape) for entry in entries]
+    by_pairs = [
+        pairs_pay and fixed_counts.is_few(entry.scores.shape) for entry in entries
+    ]
     # An operator takes two empty tensors for one memory.
     for_operator = []
     for i, entry in enumerate(entries):
@@ -310,7 +316,7 @@ def _by_operator_or_pairs(
         won |= zip(for_operator, masks, strict=True)
     for i, entry in enumerate(entries):
         if by_pairs[i]:
-            won[i] = fixed.of_rows(entry, own[i])
+            won[i] = fixed_counts.of_rows(entry, own[i])
         elif i not in won:
             won[i] = torch.zeros_like(entry.scores, dtype=torch.bool)
     return [won[i] for i in range(len(entries))]
@@ -354,9 +360,9 @@ def _operator(
     if won is not None:
         return won
     if joint:
-        won = fixed.jointly(entries, own[0])
+        won = fixed_counts.jointly(entries, own[0])
     else:
-        won = [fixed.of_rows(*pair) for pair in zip(entries, own, strict=True)]
+        won = [fixed_counts.of_rows(*pair) for pair in zip(entries, own, strict=True)]
     # parts of one tensor may not leave an operator
     return [mask.clone() for mask in won]
 
@@ -405,7 +411,7 @@ def _(
         if in_dims[4] is None and part.shape[1] == 1:  # one count for all members
             parts.append(part[0])
         else:
-            of_rows = part.expand(members, fixed.competitions(shape[1:]))
+            of_rows = part.expand(members, fixed_counts.competitions(shape[1:]))
             parts.append(of_rows.reshape(-1))
     lengths = [part.numel() for part in parts]
     masks = _operator(*rows, absolute, torch.cat(parts), lengths, False)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from sparsefn._engine.processes import check_alike, gathered, own
-from sparsefn._engine.selection import fixed
+from sparsefn._engine.selection import fixed_counts
 from sparsefn._engine.selection.entries import Count, Entry
 
 
@@ -33,7 +33,7 @@ def winners(
     laid = []
     for entry in entries:
         if entry.segments is None and len(entry.scores) == 1:
-            entry = fixed.as_rows(entry)
+            entry = fixed_counts.as_rows(entry)
         laid.append(entry)
     tensors: list[Tensor | None] = []
     for entry in laid:
@@ -56,7 +56,7 @@ def winners(
     for i, mask in zip(several, whole, strict=True):
         masks[i] = mask
     pairs = zip(masks, entries, strict=True)
-    return [fixed.laid_back(mask, x.scores.shape) for mask, x in pairs]
+    return [fixed_counts.laid_back(mask, x.scores.shape) for mask, x in pairs]
 
 
 def _rows_of(entry: Entry, rows: range) -> Entry:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sparsefn._engine.leaves import BLOCK, run_jobs
-from sparsefn._engine.selection.blocks import Scratch, cut
+from sparsefn._engine.selection.block_passes import Scratch, cut
 from sparsefn._engine.selection.bracket import mostly_tied, write_best
 from sparsefn._engine.selection.entries import Arrays
 from sparsefn._engine.transforms import Array

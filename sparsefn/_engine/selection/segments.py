@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from sparsefn._engine.selection.blocks import Scratch, cut
+from sparsefn._engine.selection.block_passes import Scratch, cut
 from sparsefn._engine.selection.bracket import write_best
 from sparsefn._engine.selection.entries import Arrays
 from sparsefn._engine.selection.rows import barred_keys

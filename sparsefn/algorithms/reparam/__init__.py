@@ -1,6 +1,5 @@
 """Maps from latents to weights, for `reparametrised`."""
 
-from sparsefn.algorithms.reparam.base import Reparametrisation
 from sparsefn.algorithms.reparam.gates import (
     chance_kept,
     gumbel_gate,
@@ -12,6 +11,7 @@ from sparsefn.algorithms.reparam.mask_choices import mask_choices
 from sparsefn.algorithms.reparam.nm_prox import nm_prox
 from sparsefn.algorithms.reparam.selections import faded, soft_nm, soft_topk
 from sparsefn.algorithms.reparam.thresholds import power, soft_threshold
+from sparsefn.algorithms.reparam.weight_map import Reparametrisation
 
 __all__ = [
     "Reparametrisation",

@@ -12,7 +12,7 @@ from sparsefn._engine.processes import check_plain, outside_vjp
 from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.mask_draws import check_strength, prior_of
 from sparsefn.algorithms.memory import Scores
-from sparsefn.algorithms.reparam.base import Reparametrisation
+from sparsefn.algorithms.reparam.weight_map import Reparametrisation
 from sparsefn.algorithms.unit_table import unit_table
 from sparsefn.core import random
 from sparsefn.core.checks import check_trigger, described, is_number, number

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.processes import check_plain
-from sparsefn.algorithms.reparam.base import Reparametrisation
 from sparsefn.algorithms.reparam.gates import uniform_at
+from sparsefn.algorithms.reparam.weight_map import Reparametrisation
 from sparsefn.core import random
 from sparsefn.core.checks import check_int, described, is_number
 from sparsefn.core.state import Step

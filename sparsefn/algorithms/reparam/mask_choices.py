@@ -12,8 +12,8 @@ from torch import Tensor
 from sparsefn._engine.numbers import folded
 from sparsefn._engine.processes import check_plain
 from sparsefn.algorithms.mask_draws import check_strength, gumbel, prior_of, softmax
-from sparsefn.algorithms.reparam.base import Reparametrisation
 from sparsefn.algorithms.reparam.gates import uniform_at
+from sparsefn.algorithms.reparam.weight_map import Reparametrisation
 from sparsefn.core import random
 from sparsefn.core.checks import described, is_int
 from sparsefn.core.schedules import as_schedule

@@ -13,7 +13,7 @@ from sparsefn._engine.leaves import one_by_one
 from sparsefn._engine.numbers import Real, back, falling, like
 from sparsefn._engine.processes import check_plain
 from sparsefn._engine.transforms import differentiated
-from sparsefn.algorithms.reparam.base import Reparametrisation
+from sparsefn.algorithms.reparam.weight_map import Reparametrisation
 from sparsefn.core.checks import described, is_int, is_number
 from sparsefn.core.schedules import as_schedule
 from sparsefn.core.state import Level, Step, everywhere

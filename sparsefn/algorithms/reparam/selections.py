@@ -8,8 +8,8 @@ from torch import Tensor
 from sparsefn._engine.numbers import Real
 from sparsefn._engine.processes import check_plain, outside_vjp
 from sparsefn._engine.sums import smooth_total_of_shares, total_of_shares
-from sparsefn.algorithms.reparam.base import Reparametrisation
 from sparsefn.algorithms.reparam.gates import sigmoid
+from sparsefn.algorithms.reparam.weight_map import Reparametrisation
 from sparsefn.core.checks import described
 from sparsefn.core.rounding import as_fraction, fraction_at, n_kept
 from sparsefn.core.schedules import as_schedule

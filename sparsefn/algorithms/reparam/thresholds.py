@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.processes import is_sharded, outside_vjp
-from sparsefn.algorithms.reparam.base import Reparametrisation
+from sparsefn.algorithms.reparam.weight_map import Reparametrisation
 from sparsefn.core.checks import described, is_number, number
 from sparsefn.core.schedules import as_schedule
 from sparsefn.core.state import Level, Step, everywhere

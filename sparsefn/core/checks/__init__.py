@@ -1,6 +1,6 @@
 """Checks of what users give, and the calls that made an algorithm."""
 
-from sparsefn.core.checks.calls import check_call, check_keywords
+from sparsefn.core.checks.callables import check_call, check_keywords
 from sparsefn.core.checks.checks import (
     Level,
     Schedule,

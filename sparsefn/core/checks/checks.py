@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.numbers import Real, like
-from sparsefn.core.checks.calls import check_call
+from sparsefn.core.checks.callables import check_call
 
 Step = int | Tensor
 Schedule = Callable[[Step], Real]

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from sparsefn.core.checks.calls import check_keywords
+from sparsefn.core.checks.callables import check_keywords
 from sparsefn.core.checks.factories import described, shown
 
 _NAMES = ("__name__", "__qualname__", "__doc__")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsefn.core.checks import is_number, shown
 from sparsefn.core.tree import check_globs, first_match
-from sparsefn.masks.budgets.steps import Steps
+from sparsefn.masks.budgets.count_steps import Steps
 
 Number = int | float
 Prefer = Literal["uniform", "global"] | Mapping[str, Number | Tensor]

@@ -11,8 +11,8 @@ from sparsefn._engine.numbers import Real
 from sparsefn._engine.selection import CountsByName, apportion
 from sparsefn._engine.transforms import at_compile_time, host_number
 from sparsefn.core.checks import check_int, described, is_sequence
+from sparsefn.masks.budgets.count_steps import Steps
 from sparsefn.masks.budgets.distributions import Distribution, Global, Shapes
-from sparsefn.masks.budgets.steps import Steps
 from sparsefn.masks.budgets.within import Within
 
 

@@ -14,6 +14,7 @@ from sparsefn._engine.numbers import Real
 from sparsefn._engine.selection import CountsByName
 from sparsefn._engine.transforms import at_compile_time, host_number
 from sparsefn.core.checks import is_number, shown
+from sparsefn.masks.budgets.count_steps import Steps
 from sparsefn.masks.budgets.distributions import Shapes
 from sparsefn.masks.budgets.filling import (
     Number,
@@ -23,7 +24,6 @@ from sparsefn.masks.budgets.filling import (
     fill_up,
     levels_of,
 )
-from sparsefn.masks.budgets.steps import Steps
 
 Table = Mapping[str, "Sequence[Number] | Mapping[int, Number]"]
 

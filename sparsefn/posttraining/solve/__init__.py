@@ -8,10 +8,10 @@ weight of a convolution, `weight.flatten(1)`. Everything here is a function of p
 tensors; `sf.rewrite` makes an algorithm of it, at all leaves through `layerwise`.
 """
 
+from sparsefn.posttraining.solve.by_leaf import layerwise
 from sparsefn.posttraining.solve.fisher import fisher_inverse, obs_fisher
 from sparsefn.posttraining.solve.greedy import obs_exact
 from sparsefn.posttraining.solve.grid import Grid, grid
-from sparsefn.posttraining.solve.layers import layerwise
 from sparsefn.posttraining.solve.least_squares import refit
 from sparsefn.posttraining.solve.sparsegpt import obs
 from sparsefn.posttraining.solve.swaps import swaps

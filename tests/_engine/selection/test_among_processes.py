@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sparsefn._engine.processes.collectives import Gather, Sum
 from sparsefn._engine.processes.extent import Extent
 from sparsefn._engine.processes.lines import GATHER
-from sparsefn._engine.selection import among_processes, blocks, entries
+from sparsefn._engine.selection import among_processes, block_passes, entries
 from sparsefn._engine.selection.dispatch import Entry, totals, winners
 from tests.nn.distributed.harness import on_ranks
 
@@ -250,7 +250,7 @@ def test_brackets_inside_brackets(case):
     few = mock.patch.multiple(
         among_processes, FEW=128, _SAMPLED=128, _PROBES=8, BLOCK=100
     )
-    with few, mock.patch.object(blocks, "BLOCK", 100):
+    with few, mock.patch.object(block_passes, "BLOCK", 100):
         check(case)
 
 
@@ -258,7 +258,7 @@ def test_brackets_inside_brackets(case):
 @given(competitions(most=60))
 def test_brackets_that_are_crowded(case):
     few = mock.patch.multiple(among_processes, FEW=128, _SAMPLED=128)
-    with few, mock.patch.multiple(blocks, _MOST=200, _CROWDED=1 << 20):
+    with few, mock.patch.multiple(block_passes, _MOST=200, _CROWDED=1 << 20):
         check(case)
 
 

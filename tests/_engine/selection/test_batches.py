@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsefn._engine.leaves import lists
-from sparsefn._engine.selection import batches, fixed, reference
+from sparsefn._engine.selection import batches, fixed_counts, reference
 from sparsefn._engine.selection.entries import Entry, eligible
 from sparsefn.testing.launches import counted
 
@@ -85,7 +85,7 @@ def counts_of(draw, entry):
     numbers = st.integers(-1, entry.scores.shape[1] + 2)
     kind, rows = (
         draw(st.sampled_from(["int", "0-d", "one", "each"])),
-        fixed.competitions(entry.scores.shape),
+        fixed_counts.competitions(entry.scores.shape),
     )
     if kind == "int":
         return draw(numbers)

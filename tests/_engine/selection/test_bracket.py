@@ -9,7 +9,7 @@ import torch
 
 from sparsefn._engine.leaves import buffers
 from sparsefn._engine.processes.collectives import alone
-from sparsefn._engine.selection import blocks, bracket, entries
+from sparsefn._engine.selection import block_passes, bracket, entries
 
 SIZES = [1, 2, 1000, bracket.MOST_AT_ONCE + 1, 2 * buffers.BLOCK + 5]
 KINDS = {
@@ -164,13 +164,13 @@ def test_several_tensors_are_one_competition_in_their_order(sizes, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_change_nothing(kind, monkeypatch):
-    monkeypatch.setattr(blocks, "_THREADED", 1)
+    monkeypatch.setattr(block_passes, "_THREADED", 1)
     monkeypatch.setattr(buffers, "_MANY", 1)
     x, threads = made(kind, 2 * buffers.BLOCK + 3), torch.get_num_threads()
     order = ranked(x)
     torch.set_num_threads(3)
     try:
-        assert len(blocks.work_on([arrays(x)]).shares) == 3
+        assert len(block_passes.work_on([arrays(x)]).shares) == 3
         for k in (1, len(x) // 10, len(x) // 2):
             np.testing.assert_array_equal(
                 selected([x[:9], x[9:]], k), wanted(order, k), err_msg=str(k)
@@ -196,13 +196,13 @@ LIES = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("extent", LIES)
 @pytest.mark.parametrize(
-    "most", [blocks._MOST, 300], ids=["all are collected", "few are collected"]
+    "most", [block_passes._MOST, 300], ids=["all are collected", "few are collected"]
 )
 def test_correctness_does_not_depend_on_the_sample(most, extent, kind, monkeypatch):
-    monkeypatch.setattr(blocks, "_MOST", most)
-    monkeypatch.setattr(blocks, "_CROWDED", 1 << 20)
+    monkeypatch.setattr(block_passes, "_MOST", most)
+    monkeypatch.setattr(block_passes, "_CROWDED", 1 << 20)
     monkeypatch.setattr(
-        blocks, "sample", lambda work: np.array(LIES[extent], np.float32)
+        block_passes, "sample", lambda work: np.array(LIES[extent], np.float32)
     )
     x = made(kind, bracket.MOST_AT_ONCE + 100)
     order = ranked(x)
@@ -217,7 +217,7 @@ def test_correctness_does_not_depend_on_the_sample(most, extent, kind, monkeypat
 def test_correctness_does_not_depend_on_how_many_are_collected(
     order, kind, monkeypatch
 ):
-    monkeypatch.setattr(blocks, "_CROWDED", 1 << 20)
+    monkeypatch.setattr(block_passes, "_CROWDED", 1 << 20)
     x = made(kind, bracket.MOST_AT_ONCE + 100)
     x = {
         "as drawn": x,
@@ -226,7 +226,7 @@ def test_correctness_does_not_depend_on_how_many_are_collected(
     }[order]
     ranks, deny = ranked(x), x.view(torch.int32) % 3 == 0
     for most in (200, 3000):
-        monkeypatch.setattr(blocks, "_MOST", most)
+        monkeypatch.setattr(block_passes, "_MOST", most)
         for k in (1, 5, len(x) // 3, len(x) - 5):
             np.testing.assert_array_equal(
                 selected([x], k), wanted(ranks, k), err_msg=f"{most} {k}"
@@ -286,7 +286,7 @@ def test_a_bracket_may_end_at_any_rank(alike, monkeypatch):
     want = wanted(ranked(x), k)
     for shift in range(-600, 200):  # the window of 500 values goes by the wanted rank
         monkeypatch.setattr(
-            blocks,
+            block_passes,
             "sample",
             lambda work, low=(n - k + shift) // alike: np.arange(500.0) + low,
         )
@@ -297,7 +297,7 @@ def test_a_bracket_may_end_at_any_rank(alike, monkeypatch):
 
 def test_a_bracket_may_end_where_the_winners_do():
     values = np.arange(500, dtype=np.float32)
-    work = blocks.work_on([arrays(torch.from_numpy(values))])
+    work = block_passes.work_on([arrays(torch.from_numpy(values))])
     ends = 0
     for k in range(1, 500):
         left = alone(
@@ -315,7 +315,9 @@ def test_a_sample_may_have_any_size(share, monkeypatch):
     k, drawn = round(share * len(x)), x[:200].numpy()
     want = wanted(ranked(x), k)
     for size in range(len(drawn)):  # the window goes over either end, or up to it
-        monkeypatch.setattr(blocks, "sample", lambda work, size=size: drawn[:size])
+        monkeypatch.setattr(
+            block_passes, "sample", lambda work, size=size: drawn[:size]
+        )
         np.testing.assert_array_equal(selected([x], k), want, err_msg=str(size))
 
 
@@ -327,14 +329,14 @@ def test_scores_have_signs_unless_asked_otherwise():
 
 def watched(monkeypatch):
     """How many scores each pass over the entries collects."""
-    collected, collect = [], blocks.collect
+    collected, collect = [], block_passes.collect
 
     def watch(*args, **counted_alone):
         found = collect(*args, **counted_alone)
         collected.extend([] if counted_alone else [found.values.size])
         return found
 
-    monkeypatch.setattr(blocks, "collect", watch)
+    monkeypatch.setattr(block_passes, "collect", watch)
     return collected
 
 

@@ -6,7 +6,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsefn._engine.leaves import buffers
-from sparsefn._engine.selection import blocks, dispatch, fixed, narrow_rows, reference
+from sparsefn._engine.selection import (
+    block_passes,
+    dispatch,
+    fixed_counts,
+    narrow_rows,
+    reference,
+)
 from sparsefn._engine.selection.dispatch import Entry
 
 
@@ -88,8 +94,8 @@ def test_winners_are_the_same_everywhere(case, way):
 def test_memory_is_looked_at_where_there_is_any(case, monkeypatch):
     scores, *rest = CASES[case]
     want = expected(scores, *rest[:3], rest[3])
-    monkeypatch.setattr(fixed, "of_rows", None)  # in the operator, too
-    monkeypatch.setattr(fixed, "jointly", None)
+    monkeypatch.setattr(fixed_counts, "of_rows", None)  # in the operator, too
+    monkeypatch.setattr(fixed_counts, "jointly", None)
     assert torch.equal(WAYS["vmap"](lambda x: called(x, *rest), scores), want)
     monkeypatch.setattr(dispatch, "_operator", None)
     assert torch.equal(called(scores, *rest), want)
@@ -104,7 +110,7 @@ def test_the_operator_sees_memory_where_a_mode_looks_on(monkeypatch):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
-    monkeypatch.setattr(fixed, "of_rows", None)
+    monkeypatch.setattr(fixed_counts, "of_rows", None)
     with Watch():
         got = called(X, COUNTS, FLAGS[0], FLAGS[1], True)
     assert torch.equal(got, expected(X, COUNTS, FLAGS[0], FLAGS[1], True))
@@ -418,7 +424,7 @@ def signalling(x):
 )
 def test_a_signalling_nan_is_as_any_other(shape, dtype, monkeypatch):
     monkeypatch.setattr(buffers, "_MANY", 1)
-    monkeypatch.setattr(blocks, "_THREADED", 1)
+    monkeypatch.setattr(block_passes, "_THREADED", 1)
     threads, quiet = (
         torch.get_num_threads(),
         torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype),

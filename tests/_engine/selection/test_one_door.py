@@ -36,7 +36,7 @@ OTHER_ORDERS = {
     *(("masks/constructors.py", "argsort"), ("masks/permutation.py", "sort")),
     # Of counts, units, channels, texts and drawn indices.
     *(("masks/budgets/filling.py", way) for way in ("argsort", "searchsorted", "sort")),
-    ("masks/budgets/steps.py", "sort"),
+    ("masks/budgets/count_steps.py", "sort"),
     *(
         (f"{name}.py", "argsort")
         for name in ("masks/patterns/places", "shrinking/channels", "shrinking/groups")

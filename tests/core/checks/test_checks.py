@@ -114,7 +114,7 @@ ELSEWHERE = {
         ("shrinking/depth.py", "shrinking/depth_scores.py"),
         "an argument, where only public names of other rooms are imported",
     ),
-    "posttraining/calibration/folders/configs.py": "the values of a config.json",
+    "posttraining/calibration/folders/model_configs.py": "the values of a config.json",
     "core/checks/factories.py": "a number of any type, to be written as code",
     "nn/modules/weights.py": "an attribute of a module of transformers",
     "testing/written.py": "a value of any type, to be written as code",

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from sparsefn.masks.budgets.count_steps import Steps
 from sparsefn.masks.budgets.filling import UnitCosts, check_prefer, fill_up, levels_of
-from sparsefn.masks.budgets.steps import Steps
 
 
 def test_fill_ends_where_no_count_can_rise():

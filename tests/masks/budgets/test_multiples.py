@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from masks.budgets.test_within import Given, net, one_by_one
 
 import sparsefn as sf
-from sparsefn.masks.budgets.steps import Steps
+from sparsefn.masks.budgets.count_steps import Steps
 
 B = sf.budgets
 LEAVES = st.lists(st.integers(1, 12), min_size=1, max_size=4)

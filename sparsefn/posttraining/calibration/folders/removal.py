@@ -14,7 +14,6 @@ from sparsefn._engine.processes import agreement
 from sparsefn.nn.checkpoint.folders import read_json, some, stored_in
 from sparsefn.nn.distributed.ends import everyone
 from sparsefn.nn.modules.wrappers import Named
-from sparsefn.posttraining.calibration.folders.configs import Cut, smaller_config
 from sparsefn.posttraining.calibration.folders.disk import (
     in_the_name_of,
     without_sparsity,
@@ -28,6 +27,7 @@ from sparsefn.posttraining.calibration.folders.model import (
     read_leaves,
     write_part,
 )
+from sparsefn.posttraining.calibration.folders.model_configs import Cut, smaller_config
 from sparsefn.posttraining.calibration.folders.resume import (
     Part,
     digest_of_model,

@@ -3,7 +3,7 @@
 import torch
 
 import sparsefn as sf
-from sparsefn._engine.leaves.members import hidden
+from sparsefn._engine.leaves.member_operators import hidden
 
 
 def test_what_hides_values():

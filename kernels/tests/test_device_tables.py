@@ -4,7 +4,7 @@ import pytest
 import torch
 from kernel_runs import by_interpreter
 
-from sparsefn_kernels.written import by_copy, write
+from sparsefn_kernels.device_tables import by_copy, write
 
 pytestmark = by_interpreter
 

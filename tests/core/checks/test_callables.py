@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.core.checks.calls import check_call, check_keywords
+from sparsefn.core.checks.callables import check_call, check_keywords
 
 WRONG = {
     # An uncalled factory, or a part in the place of another, says what it should have

@@ -21,8 +21,8 @@ from sparsefn._engine.selection.entries import Count, Entry, eligible
 def competitions(shape: Sequence[int]) -> int:
     """How many competitions an entry of this shape holds.
 
-    >>> from sparsefn._engine.selection import fixed
-    >>> fixed.competitions((3, 10)), fixed.competitions((3, 10, 2))
+    >>> from sparsefn._engine.selection import fixed_counts
+    >>> fixed_counts.competitions((3, 10)), fixed_counts.competitions((3, 10, 2))
     (3, 6)
     """
     return math.prod(shape[::2])
@@ -31,8 +31,12 @@ def competitions(shape: Sequence[int]) -> int:
 def is_narrow(shape: Sequence[int]) -> bool:
     """Whether units are compared one with another, and nothing is sorted.
 
-    >>> from sparsefn._engine.selection import fixed
-    >>> fixed.is_narrow((9, 4)), fixed.is_narrow((1, 4)), fixed.is_narrow((9, 100))
+    >>> from sparsefn._engine.selection import fixed_counts
+    >>> (
+    ...     fixed_counts.is_narrow((9, 4)),
+    ...     fixed_counts.is_narrow((1, 4)),
+    ...     fixed_counts.is_narrow((9, 100)),
+    ... )
     (True, False, False)
     """
     return 0 < shape[1] <= narrow_rows.WIDEST and competitions(shape) > 1
@@ -41,8 +45,8 @@ def is_narrow(shape: Sequence[int]) -> bool:
 def is_few(shape: Sequence[int]) -> bool:
     """Whether the pairs of a row's units are so few that compiled code compares them.
 
-    >>> from sparsefn._engine.selection import fixed
-    >>> fixed.is_few((9, 4)), fixed.is_few((9, 8))
+    >>> from sparsefn._engine.selection import fixed_counts
+    >>> fixed_counts.is_few((9, 4)), fixed_counts.is_few((9, 8))
     (True, False)
     """
     return is_narrow(shape) and shape[1] <= narrow_rows.PAIRED
@@ -52,8 +56,8 @@ def grouped(x: Tensor) -> Tensor:
     """Scores or flags as (competitions, units): the units of a column then follow one
     another.
 
-    >>> from sparsefn._engine.selection import fixed
-    >>> fixed.grouped(torch.ones(2, 4, 3)).shape
+    >>> from sparsefn._engine.selection import fixed_counts
+    >>> fixed_counts.grouped(torch.ones(2, 4, 3)).shape
     torch.Size([6, 4])
     """
     if x.ndim < 3:
@@ -64,8 +68,8 @@ def grouped(x: Tensor) -> Tensor:
 def as_rows(entry: Entry) -> Entry:
     """The entry, `grouped`.
 
-    >>> from sparsefn._engine.selection import fixed
-    >>> fixed.as_rows(Entry(torch.ones(3, 10, 2))).scores.shape
+    >>> from sparsefn._engine.selection import fixed_counts
+    >>> fixed_counts.as_rows(Entry(torch.ones(3, 10, 2))).scores.shape
     torch.Size([6, 10])
     """
     if entry.scores.ndim == 2:
@@ -81,8 +85,8 @@ def as_rows(entry: Entry) -> Entry:
 def laid_back(mask: Tensor, shape: Sequence[int]) -> Tensor:
     """A mask of `as_rows` in the shape of the entry.
 
-    >>> from sparsefn._engine.selection import fixed
-    >>> fixed.laid_back(torch.ones(6, 10), (3, 10, 2)).shape
+    >>> from sparsefn._engine.selection import fixed_counts
+    >>> fixed_counts.laid_back(torch.ones(6, 10), (3, 10, 2)).shape
     torch.Size([3, 10, 2])
     """
     if mask.ndim == len(shape):
@@ -97,8 +101,10 @@ def laid_back(mask: Tensor, shape: Sequence[int]) -> Tensor:
 def of_rows(entry: Entry, count: Count) -> Tensor:
     """The winners of one entry.
 
-    >>> from sparsefn._engine.selection import fixed
-    >>> fixed.of_rows(Entry(torch.tensor([[1.0, 3.0, -3.0, 2.0]]), absolute=True), 2)
+    >>> from sparsefn._engine.selection import fixed_counts
+    >>> fixed_counts.of_rows(
+    ...     Entry(torch.tensor([[1.0, 3.0, -3.0, 2.0]]), absolute=True), 2
+    ... )
     tensor([[False,  True,  True, False]])
     """
     shape = entry.scores.shape
@@ -122,8 +128,8 @@ def of_rows(entry: Entry, count: Count) -> Tensor:
 def keys_of(entries: Sequence[Entry]) -> Tensor:
     """The keys of some entries as one row, in the wider integers if there are any.
 
-    >>> from sparsefn._engine.selection import fixed
-    >>> fixed.keys_of(
+    >>> from sparsefn._engine.selection import fixed_counts
+    >>> fixed_counts.keys_of(
     ...     [
     ...         Entry(torch.zeros(1, 1)),
     ...         Entry(torch.tensor([[-0.0, 1.0]]), torch.tensor([[True, False]])),
@@ -168,8 +174,8 @@ def _flags(entries: Sequence[Entry], allowed: bool) -> Tensor | None:
 def jointly(entries: Sequence[Entry], count: Count) -> list[Tensor]:
     """The winners of one competition of all entries.
 
-    >>> from sparsefn._engine.selection import fixed
-    >>> fixed.jointly(
+    >>> from sparsefn._engine.selection import fixed_counts
+    >>> fixed_counts.jointly(
     ...     [
     ...         Entry(torch.tensor([[1.0, 3.0]])),
     ...         Entry(torch.tensor([[3.0, 2.0]]).double()),

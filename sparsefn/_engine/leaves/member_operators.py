@@ -13,7 +13,7 @@ from sparsefn._engine.transforms import in_mode, read_number, transformed
 def hidden(*tensors: Tensor) -> bool:
     """Whether a transform, a mode or the compiler hides the values of some tensors.
 
-    >>> from sparsefn._engine.leaves.members import hidden
+    >>> from sparsefn._engine.leaves.member_operators import hidden
     >>> hidden(torch.ones(2))
     False
     """

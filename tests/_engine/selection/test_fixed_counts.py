@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from sparsefn._engine.selection import fixed, reference
+from sparsefn._engine.selection import fixed_counts, reference
 from sparsefn._engine.selection.entries import Entry
 
 X = torch.tensor([[3.0, -1.0, math.nan, 0.0, -0.0, -4.0]])
@@ -16,10 +16,10 @@ FLAGS = torch.tensor([[True, True, False, True, False, True]])
 
 def test_an_entry_of_columns_is_rows_and_back():
     scores = torch.arange(24.0).reshape(2, 3, 4)
-    rows = fixed.as_rows(Entry(scores, scores > 5, None, True))
+    rows = fixed_counts.as_rows(Entry(scores, scores > 5, None, True))
     assert rows.scores.tolist()[0] == [0.0, 4.0, 8.0] and rows.absolute
-    assert torch.equal(fixed.laid_back(rows.scores, scores.shape), scores)
-    assert torch.equal(fixed.laid_back(rows.allow, scores.shape), scores > 5)
+    assert torch.equal(fixed_counts.laid_back(rows.scores, scores.shape), scores)
+    assert torch.equal(fixed_counts.laid_back(rows.allow, scores.shape), scores > 5)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,9 @@ def test_an_entry_of_columns_is_rows_and_back():
     [((2, 4), True, True), ((2, 5), True, False), ((1, 4), False, 0)],
 )
 def test_narrow_rows(shape, narrow, few):
-    assert fixed.is_narrow(shape) == narrow and fixed.is_few(shape) == bool(few)
+    assert fixed_counts.is_narrow(shape) == narrow and fixed_counts.is_few(
+        shape
+    ) == bool(few)
 
 
 @pytest.mark.parametrize("absolute", [False, True])
@@ -44,14 +46,16 @@ def test_one_entry_has_the_winners_of_the_reference(flags, absolute):
             reference.rank_keys(X.abs() if absolute else X, open_), count
         )
         for n in (count, torch.tensor(count)):
-            assert torch.equal(fixed.of_rows(Entry(X, allow, deny, absolute), n), want)
+            assert torch.equal(
+                fixed_counts.of_rows(Entry(X, allow, deny, absolute), n), want
+            )
             narrow = Entry(
                 *(None if x is None else x.reshape(2, 3) for x in (X, allow, deny)),
                 absolute,
             )
             keys = reference.rank_keys(X.abs() if absolute else X, open_).reshape(2, 3)
             assert torch.equal(
-                fixed.of_rows(narrow, n), reference.top_of_rows(keys, count)
+                fixed_counts.of_rows(narrow, n), reference.top_of_rows(keys, count)
             )
 
 
@@ -60,7 +64,7 @@ def test_keys_of_several_dtypes_are_one_row_of_the_wider_integers():
         torch.tensor([[1.0, 0.5]]),
         torch.tensor([[0.75, -2.0]], dtype=torch.float64),
     )
-    keys = fixed.keys_of(
+    keys = fixed_counts.keys_of(
         [
             Entry(single),
             Entry(double, double < 0, None, True),
@@ -77,12 +81,14 @@ def test_keys_of_several_dtypes_are_one_row_of_the_wider_integers():
         True,
         False,
     ]
-    assert fixed.keys_of([Entry(single), Entry(single.half())]).dtype == torch.int32
+    assert (
+        fixed_counts.keys_of([Entry(single), Entry(single.half())]).dtype == torch.int32
+    )
 
 
 def test_a_joint_competition_goes_over_all_entries():
     a, b = torch.tensor([[1.0, 3.0]]), torch.tensor([[3.0], [2.0]])
-    assert [x.tolist() for x in fixed.jointly([Entry(a), Entry(b)], 3)] == [
+    assert [x.tolist() for x in fixed_counts.jointly([Entry(a), Entry(b)], 3)] == [
         [[False, True]],
         [[True], [True]],
     ]

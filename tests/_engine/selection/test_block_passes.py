@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sparsefn._engine.leaves import buffers
-from sparsefn._engine.selection import blocks, entries
+from sparsefn._engine.selection import block_passes, entries
 
 
 def arrays(*fields, absolute=False):
@@ -19,7 +19,7 @@ def arrays(*fields, absolute=False):
 @pytest.mark.parametrize("absolute", [False, True])
 def test_blocks_are_the_scores_in_their_order(dtype, absolute):
     x = torch.randn(buffers.BLOCK + 3).to(dtype)
-    scratch = blocks.Scratch(buffers.BLOCK, dtype == torch.float64)
+    scratch = block_passes.Scratch(buffers.BLOCK, dtype == torch.float64)
     read = [
         (start, stop, scores.copy())
         for start, stop, scores, _, _ in scratch.blocks(arrays(x, absolute=absolute))
@@ -33,7 +33,7 @@ def test_blocks_are_the_scores_in_their_order(dtype, absolute):
 
 
 def test_float32_beside_float64_is_widened():
-    scratch = blocks.Scratch(3, True)
+    scratch = block_passes.Scratch(3, True)
     ((_, _, scores, _, _),) = scratch.blocks(arrays(torch.tensor([1.0, 2.0, 3.0])))
     assert scores.dtype == np.float64 and scores.tolist() == [1.0, 2.0, 3.0]
 
@@ -43,13 +43,13 @@ def test_buffers_are_as_wide_as_the_widest_scores():
         arrays(torch.ones(3, dtype=dtype)) for dtype in (torch.float32, torch.float64)
     )
     assert [
-        blocks.work_on(some).double for some in ([narrow], [wide], [narrow, wide])
+        block_passes.work_on(some).double for some in ([narrow], [wide], [narrow, wide])
     ] == [
         False,
         True,
         True,
     ]
-    assert blocks.work_on([]).run(lambda at, scratch: 1) == []
+    assert block_passes.work_on([]).run(lambda at, scratch: 1) == []
 
 
 @pytest.mark.parametrize("allow", [None, torch.tensor([True, True, False, False])])
@@ -63,19 +63,19 @@ def test_which_units_compete(allow, deny):
     flags = entries.eligible(at.allow, at.deny)
     assert flags is None if allow is deny is None else flags.tolist() == want.tolist()
     flags = np.ones(3, bool)
-    blocks.bar(at, 1, 4, flags)
+    block_passes.bar(at, 1, 4, flags)
     assert flags.tolist() == want[1:].tolist()
 
 
 @pytest.mark.parametrize("sizes", [[10], [3, 3, 4], [1, 0, 9], [9, 1], [0], []])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_shares_hold_every_score_once_and_in_order(sizes, threads, monkeypatch):
-    monkeypatch.setattr(blocks, "_THREADED", 1)
+    monkeypatch.setattr(block_passes, "_THREADED", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         tensors = list(torch.arange(float(sum(sizes))).split(sizes))
-        work = blocks.work_on([arrays(x) for x in tensors])
+        work = block_passes.work_on([arrays(x) for x in tensors])
     finally:
         torch.set_num_threads(before)
     assert len(work.shares) == max(1, min(threads, sum(sizes)))

@@ -24,9 +24,9 @@ Out = TypeVar("Out")
 def cut(at: Arrays, where: slice | int) -> Arrays:
     """Some rows of the arrays: their mask is part of the mask of all rows.
 
-    >>> from sparsefn._engine.selection import blocks
+    >>> from sparsefn._engine.selection import block_passes
     >>> from sparsefn._engine.selection import entries
-    >>> blocks.cut(
+    >>> block_passes.cut(
     ...     *entries.arrays([entries.Entry(torch.ones(5))]), slice(None, None, 2)
     ... ).out.shape
     (3,)
@@ -48,13 +48,13 @@ def bar(at: Arrays, start: int, stop: int, flags: Array) -> None:
     """Unset the flags of the units in a range that do not compete.
 
     >>> import numpy as np
-    >>> from sparsefn._engine.selection import blocks
+    >>> from sparsefn._engine.selection import block_passes
     >>> from sparsefn._engine.selection import entries
     >>> flags = np.array([True, True])
     >>> (at,) = entries.arrays(
     ...     [entries.Entry(torch.ones(3), deny=torch.tensor([False, True, False]))]
     ... )
-    >>> blocks.bar(at, 1, 3, flags)
+    >>> block_passes.bar(at, 1, 3, flags)
     >>> flags
     array([False,  True])
     """
@@ -67,14 +67,14 @@ def bar(at: Arrays, start: int, stop: int, flags: Array) -> None:
 class Scratch:
     """Buffers for one block of scores and flags, used again for every block.
 
-    >>> from sparsefn._engine.selection import blocks
+    >>> from sparsefn._engine.selection import block_passes
     >>> from sparsefn._engine.selection import entries
     >>> (at,) = entries.arrays(
     ...     [entries.Entry(torch.tensor([-1.0, 2.0]), absolute=True)]
     ... )
     >>> [
     ...     scores.tolist()
-    ...     for _, _, scores, _, _ in blocks.Scratch(2, double=False).blocks(at)
+    ...     for _, _, scores, _, _ in block_passes.Scratch(2, double=False).blocks(at)
     ... ]
     [[1.0, 2.0]]
     """
@@ -113,10 +113,10 @@ class Work(NamedTuple):
     """The entries of a competition in their order, in shares of which each may have a
     thread of its own.
 
-    >>> from sparsefn._engine.selection import blocks
+    >>> from sparsefn._engine.selection import block_passes
     >>> from sparsefn._engine.selection import entries
     >>> listed = entries.arrays([entries.Entry(torch.ones(n)) for n in (2, 3)])
-    >>> blocks.work_on(listed).run(lambda at, scratch: at.out.size)
+    >>> block_passes.work_on(listed).run(lambda at, scratch: at.out.size)
     [2, 3]
     """
 
@@ -148,9 +148,9 @@ def work_on(competitors: Sequence[Arrays]) -> Work:
     """Entries, flattened and divided between the threads that torch may use; a few
     million scores are for one thread.
 
-    >>> from sparsefn._engine.selection import blocks
+    >>> from sparsefn._engine.selection import block_passes
     >>> from sparsefn._engine.selection import entries
-    >>> len(blocks.work_on(entries.arrays([entries.Entry(torch.ones(2))])).shares)
+    >>> len(block_passes.work_on(entries.arrays([entries.Entry(torch.ones(2))])).shares)
     1
     """
     size = sum(at.out.size for at in competitors)
@@ -178,10 +178,10 @@ def sample(work: Work, step: int | None = None) -> Array:
     """Every `step`-th score, if it competes, with NaN as -inf: some ten thousand unless
     a step is given.
 
-    >>> from sparsefn._engine.selection import blocks
+    >>> from sparsefn._engine.selection import block_passes
     >>> from sparsefn._engine.selection import entries
-    >>> blocks.sample(
-    ...     blocks.work_on(
+    >>> block_passes.sample(
+    ...     block_passes.work_on(
     ...         entries.arrays([entries.Entry(torch.tensor([1.0, torch.nan]))])
     ...     )
     ... )
@@ -215,10 +215,10 @@ def write(work: Work, wins: np.ufunc, value: float) -> None:
     some way.
 
     >>> import numpy as np
-    >>> from sparsefn._engine.selection import blocks
+    >>> from sparsefn._engine.selection import block_passes
     >>> from sparsefn._engine.selection import entries
     >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, torch.nan]))])
-    >>> blocks.write(blocks.work_on([at]), np.greater_equal, -math.inf)
+    >>> block_passes.write(block_passes.work_on([at]), np.greater_equal, -math.inf)
     >>> at.out
     array([ True, False])
     """
@@ -254,10 +254,10 @@ def collect(
 
     The mask becomes the units above.
 
-    >>> from sparsefn._engine.selection import blocks
+    >>> from sparsefn._engine.selection import block_passes
     >>> from sparsefn._engine.selection import entries
     >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, 2.0, 3.0, 2.0]))])
-    >>> found = blocks.collect(blocks.work_on([at]), 2.0, False, 3.0, True)
+    >>> found = block_passes.collect(block_passes.work_on([at]), 2.0, False, 3.0, True)
     >>> found.above, found.inside, found.places, at.out.tolist()
     (1, 2, [array([1, 3])], [False, False, True, False])
 
@@ -307,11 +307,13 @@ def add(work: Work, places: Sequence[Array], keep: Array) -> None:
     end to end, are set.
 
     >>> import numpy as np
-    >>> from sparsefn._engine.selection import blocks
+    >>> from sparsefn._engine.selection import block_passes
     >>> from sparsefn._engine.selection import entries
     >>> (at,) = entries.arrays([entries.Entry(torch.ones(3))])
     >>> at.out[:] = False
-    >>> blocks.add(blocks.work_on([at]), [np.array([0, 2])], np.array([False, True]))
+    >>> block_passes.add(
+    ...     block_passes.work_on([at]), [np.array([0, 2])], np.array([False, True])
+    ... )
     >>> at.out
     array([False, False,  True])
     """
@@ -329,11 +331,11 @@ def fill(work: Work, missing: int, value: float) -> None:
     """Put the first units that have the value into the mask, as many as are missing;
     NaN stands for every NaN.
 
-    >>> from sparsefn._engine.selection import blocks
+    >>> from sparsefn._engine.selection import block_passes
     >>> from sparsefn._engine.selection import entries
     >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, 2.0, 2.0]))])
     >>> at.out[:] = False
-    >>> blocks.fill(blocks.work_on([at]), 1, 2.0)
+    >>> block_passes.fill(block_passes.work_on([at]), 1, 2.0)
     >>> at.out
     array([False,  True, False])
     """

@@ -5,7 +5,7 @@ import torch
 import transformers
 from torch import nn
 
-from sparsefn.posttraining.calibration.folders.configs import (
+from sparsefn.posttraining.calibration.folders.model_configs import (
     Cut,
     first_difference,
     smaller_config,
