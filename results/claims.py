@@ -77,7 +77,8 @@ SECTIONS = {
     ),
     "ensembles": Section(
         "Ensembles of equal size",
-        f"{_SMALL} Their parameters add up to those of the dense network.",
+        f"{_SMALL} The networks of an ensemble together have as many parameters as the "
+        "dense network.",
     ),
     "filters": Section(
         "Filters",

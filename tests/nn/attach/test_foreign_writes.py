@@ -208,7 +208,7 @@ def test_weights_that_keep_their_zeros_are_no_reason_to_warn():
     step(model, optimizer, sparse)
 
 
-@row("the same, unseen")
+@row("writes that torch does not count")
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("how", SECRET)
@@ -447,7 +447,7 @@ def test_gradients_after_before_step(optimizer):
     check_zeros(sparse, model, optimizer_)
 
 
-@row("gradients in secret")
+@row("gradients through `.data`, which torch does not see")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", PLAIN)
 def test_gradients_in_secret(name, optimizer):
