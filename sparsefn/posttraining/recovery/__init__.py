@@ -1,4 +1,4 @@
-"""Accuracy that comes back: losses of a pruned student and its dense teacher, and
+"""Recover accuracy by distillation: losses of a pruned student and its dense teacher, and
 blocks that learn to answer as before.
 
 The losses are functions of tensors that return a 0-d tensor, so they are added and
