@@ -104,13 +104,13 @@ def packs(
     made: list[list[int]] = []
     open_: dict[object, tuple[list[int], int]] = {}
     for i, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
-        pack, room = open_.get(kind, ([], -1))
-        if size > room:
+        pack, left = open_.get(kind, ([], -1))
+        if size > left:
             pack = []
-            room = most
+            left = most
             made.append(pack)
         pack.append(i)
-        open_[kind] = pack, room - size
+        open_[kind] = pack, left - size
     return made
 
 
