@@ -45,8 +45,11 @@ triton: $(VENV)/.installed-triton  ## run the kernels in Triton's interpreter an
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(py) -m pytest kernels/tests
 	OMP_NUM_THREADS=1 $(py) -m pytest kernels/tests
 
+# the examples in docstrings that need a library of these
+EXAMPLES = $(foreach name,lightning peft transformers,'tests/test_public.py::test_examples_are_right[sparsefn.nn.integrations.$(name)]')
+
 recipes: $(VENV)/.installed-recipes  ## run every page of docs/recipes, and what needs the libraries that they need; ARGS="..." for pytest
-	OMP_NUM_THREADS=1 $(py) $(pytest) docs/recipes tests/nn/integrations tests/test_public.py::test_examples_are_right $(ARGS)
+	OMP_NUM_THREADS=1 $(py) $(pytest) docs/recipes tests/nn/integrations $(EXAMPLES) $(ARGS)
 
 demo: $(VENV)/.installed-demo  ## train a small sparse network; options in ARGS="..."
 	$(py) examples/digits.py $(ARGS)
