@@ -9,7 +9,7 @@ from property_tests.mutants_residuals import RESIDUALS, ResidualMutant
 from property_tests.mutants_shrinking import (
     SHRINKING,
     ShrinkingMutant,
-    cases,
+    case_of,
     fault,
     noticed,
     proof_says,
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.deep
 def test_the_networks_notice_the_bug(mutant: ShrinkingMutant) -> None:
     number, _, text = noticed(mutant).partition(": ")
     assert number, f"not noticed: {mutant.bug}"
-    case = cases(mutant.steps)[int(number)]
+    case = case_of(mutant.steps, int(number))
     assert not fault(case, (), int(number)), "nothing is planted there"
     # gives other outputs: of what `shrink` runs its example in float64 is enough
     if "the program: " in text:

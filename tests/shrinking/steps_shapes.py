@@ -265,6 +265,16 @@ def to_tokens_of_channels(pick, shape):
     )
 
 
+@step(ANY, lambda shape: len(shape) != 3 and width(shape) in (4, 6, 8))
+def mean_of_padded_tokens(pick, shape):
+    tokens = to_tokens_of_channels(pick, shape)
+    value = pick(0.0, 1.0)
+    return Step(
+        f"mean of two tokens of channels with one more channel of {value}",
+        lambda self, x: F.pad(tokens(x), [0, 1], value=value).mean(1),
+    )
+
+
 # ---------------------------------------------------------------- two values
 def same(a, b):
     return a == b
