@@ -256,7 +256,7 @@ class Loop:
 
     @property
     def written(self) -> bool:
-        """Whether somebody wrote to the weights since the last call."""
+        """Whether other code wrote to the weights since the last call."""
         return not all(
             bool(same(x, self.seen[name]).all()) for name, x in self.weights().items()
         )

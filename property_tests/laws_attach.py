@@ -142,8 +142,8 @@ class Reference:
         return leaves(sf.effective(self.state))
 
     def take(self, shown: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
-        """Weights that somebody wrote: the entries that are kept, and pruned ones where
-        those have values.
+        """Weights that other code wrote: the entries that are kept, and pruned ones
+        where those have values.
         """
         params = dict(self.state.params)
         for name, x in now.items():

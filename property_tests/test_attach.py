@@ -37,7 +37,7 @@ from sparsefn.testing.harness import assert_same, leaves
 from sparsefn.testing.strategies import large
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:before_step. somebody wrote to pruned entries"
+    "ignore:before_step. other code wrote to pruned entries"
 )
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(

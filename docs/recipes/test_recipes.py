@@ -34,7 +34,7 @@ def script(text: str) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_runs(page: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    # not the name of the page, which may be that of a module
+    # not the name of the page: a module may have it
     path = tmp_path / "recipe.py"
     path.write_text(script(text), encoding="utf-8")
     start = [sys.executable]

@@ -31,7 +31,7 @@ def draws(
     serves.
 
     `kind` is "words", "pairs", "uniform" or "normal"; `domain` is what the key is xored
-    with, `digits` are those of the significand of the dtype. Normals of float64 are
+    with, `digits` is how many the significand of the dtype has. Normals of float64 are
     left to torch: its square root is not the correctly rounded one on every CPU, so
     that no kernel could have the bits of all.
     """

@@ -45,7 +45,7 @@ class Span(NamedTuple):
 
 
 class Lot(NamedTuple):
-    """Segments of one size: those of a tensor, or the one of all tensors."""
+    """Segments of one size: the segments of a tensor, or one of all tensors."""
 
     first_segment: int
     first_chunk: int

@@ -239,7 +239,7 @@ def log_chance(logits: Tensor, kept: Tensor, n: int) -> Tensor:
     p_kept = [torch.where(rank == k + 1, p, 0.0).sum(0) for k in range(n)]
     p_others = torch.where(flags, 0.0, p).sum(0)
     # by a set of kept weights: the chance that the first draws are this set, in any
-    # order. That of a larger set is a sum over the weight that is drawn last.
+    # order. The chance of a larger set is a sum over the weight that is drawn last.
     chance_of: dict[tuple[int, ...], Tensor] = {(): torch.ones_like(p_others)}
     for size in range(1, n + 1):
         for drawn in combinations(range(n), size):

@@ -1,11 +1,10 @@
 """Large segments, second part: the threshold digit by digit, and the rest of the mask.
 
 Each unit of a segment has a composite of its key and its place counted down, and no two
-are equal. So the winners are those whose composite is at least that of the last of
-them, T, and ties need no case of their own. Passes find T from its top digit on, 8 bits
-at a time: among the units near the threshold where the bracket holds, among all where
-not. Each program works out for itself what the pass before it left, so that nothing
-waits.
+are equal. So the winners have composites of at least T, the lowest among them, and ties
+need no case of their own. Passes find T from its top digit on, 8 bits at a time: among
+the units near the threshold where the bracket holds, among all where not. Each program
+works out for itself what the pass before it left, so that nothing waits.
 """
 
 import triton
@@ -251,7 +250,7 @@ def finish(
     STEPS: tl.constexpr,
     B: tl.constexpr,
 ):
-    """The winners near the threshold into the mask, or the mask of all scores anew."""
+    """The winners near the threshold into the mask, or the mask of all scores again."""
     lot, row, s, worker = segment_of(lots, many, tl.program_id(0), JOINT, STEPS)
     mode, _wanted, key, place = before_pass(
         lot, s, row, counts, ends, tally, states, found, d, segments, last_shift, BITS

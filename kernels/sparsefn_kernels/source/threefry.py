@@ -146,8 +146,8 @@ def draw(
     """Draws of keys (rows, 2), n each: of 0..n-1, or of the places in the index.
 
     KIND says what of: "words", "pairs", "uniform", "normal"; "below" compares the first
-    word with a number, "chances" with 2^32 times a chance. DIGITS are those of the
-    significand of what is drawn: of 8, bfloat16 is written as words.
+    word with a number, "chances" with 2^32 times a chance. DIGITS is how many the
+    significand has of what is drawn: of 8, bfloat16 is written as words.
     """
     i = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     inside = i < total

@@ -52,7 +52,7 @@ def _leaves_of_both(tree: Tree, like: Tree) -> tuple[list[Tree], list[Tree]] | N
 
 
 def structure_error(what: str, tree: Tree, like: Tree, model: str = "params") -> str:
-    """One sentence that says where the structure of `tree` differs from that of `like`.
+    """One sentence that says where `tree` differs from the structure of `like`.
 
     >>> structure_error("grads", {"a": 0}, {"a": 0, "b": 0})
     "expected grads with the structure of params, but there is no leaf at 'b' in grads"

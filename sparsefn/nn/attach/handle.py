@@ -359,7 +359,7 @@ class Attached:
             name = next(iter(counts))
             raise RuntimeError(
                 f"check: {counts[name]} pruned entries of {name!r} are not zero in the "
-                "module: somebody wrote them since after_step: call apply_masks()"
+                "module: other code wrote them since after_step: call apply_masks()"
             )
 
     @property

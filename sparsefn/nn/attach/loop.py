@@ -226,10 +226,10 @@ def unmasked_loss(stained: Collection[str]) -> str:
     """A warning of a gradient that may belong to weights without masks.
 
     >>> unmasked_loss(["w"])[:61]
-    "before_step: somebody wrote to pruned entries of 'w' between "
+    "before_step: other code wrote to pruned entries of 'w' between "
     """
     return (
-        f"before_step: somebody wrote to pruned entries of {next(iter(stained))!r} "
+        f"before_step: other code wrote to pruned entries of {next(iter(stained))!r} "
         "between the steps. They are masked now, but if the loss was computed after "
         "the write, its gradient is the one of unmasked weights: after a write call "
         "apply_masks(), then compute the loss"

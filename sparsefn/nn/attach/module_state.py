@@ -503,9 +503,9 @@ def check_followers(call: str, state: State, records: Sequence[Record]) -> None:
     >>> check_followers("before_step", state, [record])
     Traceback (most recent call last):
         ...
-    RuntimeError: before_step: somebody wrote to 'w', but its mask follows from scores,
-    which the write does not reach: call detach(), write, and attach again, or load the
-    state_dict() of what attach returned, which has the scores
+    RuntimeError: before_step: other code wrote to 'w', but its mask follows from
+    scores, which the write does not reach: call detach(), write, and attach again, or
+    load the state_dict() of what attach returned, which has the scores
     """
     shown = zeroed(
         [state.masks[r.name] for r in records], [state.params[r.name] for r in records]
@@ -522,7 +522,7 @@ def check_followers(call: str, state: State, records: Sequence[Record]) -> None:
                 else "its values follow"
             )
             raise RuntimeError(
-                f"{call}: somebody wrote to {record.name!r}, but {what} from "
+                f"{call}: other code wrote to {record.name!r}, but {what} from "
                 f"{record.follows}, which the write does not reach: call detach(), "
                 "write, and attach again, or load the state_dict() of what attach "
                 f"returned, which has the {record.follows}"

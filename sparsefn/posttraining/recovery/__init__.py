@@ -1,5 +1,5 @@
-"""Recover accuracy by distillation: losses of a pruned student and its dense teacher, and
-blocks that learn to answer as before.
+"""Recover accuracy by distillation: losses of a pruned student and its dense teacher,
+and blocks that learn to answer as before.
 
 The losses are functions of tensors that return a 0-d tensor, so they are added and
 weighted as numbers are: `kl(...) + 0.1 * mean_square(...)`. Gradients flow to both

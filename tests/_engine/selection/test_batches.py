@@ -45,12 +45,12 @@ def flagged(shape, kind, seed):
 
 
 def expected(entry, count):
-    rows = fixed.as_rows(entry)
+    rows = fixed_counts.as_rows(entry)
     scores = rows.scores.abs() if rows.absolute else rows.scores
     won = reference.top_of_rows(
         reference.rank_keys(scores, eligible(rows.allow, rows.deny)), count
     )
-    return fixed.laid_back(won, entry.scores.shape)
+    return fixed_counts.laid_back(won, entry.scores.shape)
 
 
 SHAPES = st.one_of(

@@ -13,7 +13,8 @@ import sparsefn as sf
 from tests.nn.attach.test_handle import adam, backward, check_zeros, net, train
 
 WARNS = (
-    "somebody wrote to pruned entries of '0.weight' between the steps.*call apply_masks"
+    "other code wrote to pruned entries of '0.weight' between the steps.*"
+    "call apply_masks"
 )
 ALGORITHMS = {
     "static": lambda: sf.static(0.5),
@@ -348,11 +349,11 @@ def test_weights_that_follow(how, name, when):
         write()
         with pytest.raises(
             RuntimeError,
-            match=f"before_step: somebody wrote to '0.weight', but {what}, {mend}",
+            match=f"before_step: other code wrote to '0.weight', but {what}, {mend}",
         ):
             sparse.before_step()
         with pytest.raises(
-            RuntimeError, match="apply_masks: somebody wrote to '0.weight'"
+            RuntimeError, match="apply_masks: other code wrote to '0.weight'"
         ):
             sparse.apply_masks()
         model.load_state_dict(found)
@@ -368,7 +369,7 @@ def test_weights_that_follow(how, name, when):
             ALL[how](model)
         with pytest.raises(
             RuntimeError,
-            match=f"after_step: somebody wrote to '0.weight', but {what}, {mend}",
+            match=f"after_step: other code wrote to '0.weight', but {what}, {mend}",
         ):
             sparse.after_step(1)
 

@@ -923,7 +923,7 @@ def test_hooks_beside_an_optimizer_of_other_weights():
     assert same(sparse.state, whole[2].state)
 
 
-@pytest.mark.filterwarnings("ignore:before_step. somebody wrote to pruned entries")
+@pytest.mark.filterwarnings("ignore:before_step. other code wrote to pruned entries")
 @pytest.mark.parametrize("first", [False, True])
 def test_hooks_mask_what_a_second_optimizer_has_written(first):
     model = net()
@@ -1092,7 +1092,7 @@ def test_a_closure_that_skips_its_batch_moves_nothing(name, hooks):
     assert same(*runs)
 
 
-@pytest.mark.filterwarnings("ignore:before_step. somebody wrote to pruned entries")
+@pytest.mark.filterwarnings("ignore:before_step. other code wrote to pruned entries")
 def test_weights_that_a_closure_wrote_before_it_skipped_its_batch_are_masked():
     model, optimizer, sparse = trio()
 
@@ -1186,7 +1186,7 @@ def test_lbfgs_does_not_hide_writes_to_weights_that_do_not_train(when):
 
     with pytest.raises(
         RuntimeError,
-        match="somebody wrote to '0.weight', but its mask follows from scores",
+        match="other code wrote to '0.weight', but its mask follows from scores",
     ):
         optimizer.step(closure)
         write()
@@ -1257,7 +1257,7 @@ def test_lbfgs_is_that_of_a_straight_through_mask(algorithm, search):
 # ---- who else writes -----------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:before_step. somebody wrote to pruned entries")
+@pytest.mark.filterwarnings("ignore:before_step. other code wrote to pruned entries")
 @pytest.mark.parametrize("name", ["rigl", "ste", "keep", "supermask"])
 @pytest.mark.parametrize("when", ["between steps", "before the step", "after the step"])
 def test_weights_that_somebody_wrote_are_taken_over_and_masked(name, when):
@@ -1323,7 +1323,7 @@ def test_weights_that_follow_from_latents_are_not_written():
         model[0].weight.mul_(2.0)
     with pytest.raises(
         RuntimeError,
-        match="before_step: somebody wrote to '0.weight', but its values follow from "
+        match="before_step: other code wrote to '0.weight', but its values follow from "
         "lat",
     ):
         sparse.before_step()

@@ -174,7 +174,9 @@ def test_weights_that_follow_are_not_written(follows, text):
     )
     with torch.no_grad():
         own.parameter[2] = 1.0
-    with pytest.raises(RuntimeError, match=f"state: somebody wrote to 'w', but {text}"):
+    with pytest.raises(
+        RuntimeError, match=f"state: other code wrote to 'w', but {text}"
+    ):
         with_module_values("state", old, [own])
 
 
