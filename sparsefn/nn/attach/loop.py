@@ -225,7 +225,7 @@ def without_step(moved: Sequence[Record]) -> str:
 def unmasked_loss(stained: Collection[str]) -> str:
     """A warning of a gradient that may belong to weights without masks.
 
-    >>> unmasked_loss(["w"])[:61]
+    >>> unmasked_loss(["w"])[:63]
     "before_step: other code wrote to pruned entries of 'w' between "
     """
     return (
