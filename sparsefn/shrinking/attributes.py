@@ -454,7 +454,7 @@ def _fit(
     became: dict[Any, Counter[Any]] = defaultdict(Counter)
     pairs: list[tuple[Any, Any]] = [
         *((shape, shapes.get(name)) for name, shape in _shapes(whole).items()),
-        *((value, new.get(fact)) for fact, value in old.items()),
+        *((value, new[fact]) for fact, value in old.items() if fact in new),
         *sizes,
     ]
     for before, after in pairs:
@@ -466,7 +466,7 @@ def _fit(
             if type(a) is type(b):
                 became[type(a), a][b] += 1
     for fact, value in old.items():
-        if type(new.get(fact)) is type(value):
+        if fact in new and type(new[fact]) is type(value):
             became[fact[1], value][new[fact]] += 1
     numbers = []
     for held, key, name in places:

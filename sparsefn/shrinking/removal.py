@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, fx, nn
 
@@ -23,6 +24,11 @@ from sparsefn.shrinking.values import module_of, named_tensors
 Works = Callable[[nn.Module], bool]
 _LISTS = (nn.Sequential, nn.ModuleList)
 _COUNTED = (nn.TransformerEncoder, nn.TransformerDecoder)  # keep `num_layers`
+
+# What changes for the outputs. A number that is the length of a list may be so by
+# chance, such as a number of heads; a list of that length hardly ever is.
+_Change = Literal["nothing", "lists", "lists and numbers"]
+_CHANGES: tuple[_Change, ...] = ("nothing", "lists", "lists and numbers")
 
 
 class Shorter(NamedTuple):
@@ -126,12 +132,14 @@ def shorter(model: nn.Module, items: Sequence[str], works: Works) -> Shorter | N
     its place, such as the index into a cache. A module that is no item of a list
     becomes an `nn.Identity`. A number that is the length of a list, in
     a module around it, becomes the new one where the outputs need it, and in configs
-    where a new model from them equals the copy. The tensors are the model's.
+    where a new model from them equals the copy. The same holds for the entries of a
+    config's list of that length. The tensors are the model's.
     """
-    for places, lengths in ((True, False), (True, True), (False, False), (False, True)):
-        small, names = _without(model, items, places, lengths)
+    for places, change in itertools.product((True, False), _CHANGES):
+        small, names = _without(model, items, places, change)
         if works(small):
-            return Shorter(small, names, _configs(small, model, items, works))
+            notes = _configs(small, model, items, change, works)
+            return Shorter(small, names, notes)
     return None
 
 
@@ -154,16 +162,18 @@ def _lengths(model: nn.Module, items: Sequence[str]) -> dict[str, tuple[int, int
 
 
 def _without(
-    model: nn.Module, items: Sequence[str], places: bool, lengths: bool
+    model: nn.Module, items: Sequence[str], places: bool, change: _Change
 ) -> tuple[nn.Module, dict[str, str | None]]:
     small = with_tensors(model)
     names: dict[str, str | None] = {name: name for name in named_tensors(model)}
     lists = _lists(model, items)
+    if change != "nothing":
+        _shorten(small, model, items)
     for path, (before, after) in _lengths(model, items).items():
         part = small.get_submodule(path)
         if places:
             _number(part, lists[path])
-        if lengths:
+        if change == "lists and numbers":
             _count(small, path, before, after)
     for item in items:
         if not _in_list(model, item):
@@ -241,32 +251,50 @@ def _plain(owner: nn.Module) -> Iterator[dict[str, Any]]:
         yield vars(config)
 
 
+def _shorten(
+    small: nn.Module, model: nn.Module, items: Sequence[str]
+) -> list[tuple[dict[str, Any], str, Any]]:
+    # Lists of configs with an entry for each item, such as the kinds of the layers,
+    # lose the entries; where they are held, by which key, and what they were.
+    old: list[tuple[dict[str, Any], str, Any]] = []
+    seen = set[int]()
+    for part in small.modules():
+        config = getattr(part, "config", None)
+        if not hasattr(config, "__dict__") or id(config) in seen:
+            continue
+        seen.add(id(config))
+        held = vars(config)
+        for key, value in list(held.items()):
+            left = _entries_without(value, model, items)
+            if left is not None:
+                old.append((held, key, value))
+                held[key] = left
+    return old
+
+
+def _entries_without(value: object, model: nn.Module, items: Sequence[str]) -> Any:
+    # What is left of the entries of a list that is as long as a list of modules.
+    if not isinstance(value, list | tuple):
+        return None
+    for path, gone in _lists(model, items).items():
+        whole = list(model.get_submodule(path)._modules)
+        if len(whole) == len(value):
+            pairs = zip(whole, value, strict=True)
+            return type(value)([entry for name, entry in pairs if name not in gone])
+    return None
+
+
 def _configs(
     small: nn.Module,
     model: nn.Module,
     items: Sequence[str],
+    change: _Change,
     works: Works,
 ) -> tuple[str, ...]:
-    # Lists of configs with an entry for each item lose the entries; then the numbers
-    # are set.
-    old: list[tuple[dict[str, Any], str, Any]] = []
-    lists = _lists(model, items)
+    # The configs become those of the copy; where they cannot, their lists stay as they
+    # were, unless the outputs need the shorter ones.
+    old = _shorten(small, model, items) if change == "nothing" else []
     pairs = list(_lengths(model, items).values())
-    for part in small.modules():
-        config = getattr(part, "config", None)
-        if not hasattr(config, "__dict__") or any(vars(config) is d for d, *_ in old):
-            continue
-        for path, names in lists.items():
-            whole = list(model.get_submodule(path)._modules)
-            for key, value in list(vars(config).items()):
-                if isinstance(value, list | tuple) and len(value) == len(whole):
-                    old.append((vars(config), key, value))
-                    left = [
-                        entry
-                        for name, entry in zip(whole, value, strict=True)
-                        if name not in names
-                    ]
-                    vars(config)[key] = type(value)(left)
     said = dict(set_configs(small, model, pairs, works))
     why = tuple(reason for reason in said.values() if reason)
     if why:

@@ -299,10 +299,7 @@ def _smaller(
         if short is not None:
             return _renamed(masks, short, example, form, tell, proof)
         if form is None:
-            where = ", ".join(
-                dict.fromkeys(f"{module_of(one.sum)!r}" for one in left or gone)
-            )
-            why = f"pruned branches are no whole items of a list, in {where}"
+            why = _why_no_class(masked, gone, items, left)
     if form != "program" and not why:
         plan = free(analyse(still, masks, counted=True))
         made = same_class(masked, plan, works, folded_biases(plan, _own(masked)))
@@ -326,6 +323,24 @@ def _smaller(
             f"masked one: {why}"
         )
     return _program(masked, masks, example, still, tell, proof, why)
+
+
+def _why_no_class(
+    masked: nn.Module,
+    gone: Sequence[Residual],
+    items: Sequence[str],
+    left: Sequence[Residual],
+) -> str:
+    # Why a model without some branches is a program.
+    if items and not left:
+        shown = ", ".join(map(repr, items))
+        return (
+            f"a {type(masked).__name__} whose lists lose {shown} has other outputs "
+            "than the masked one, or does not run"
+        )
+    paths = [module_of(one.sum) for one in left or gone]
+    where = ", ".join(map(repr, dict.fromkeys(paths)))
+    return f"pruned branches are no whole items of a list, in {where}"
 
 
 def _with_whole(

@@ -1,6 +1,8 @@
 """Layers are removed: lists become shorter where the class allows it, else the
 program."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -324,3 +326,55 @@ def test_a_convnet_in_half_precision():
     layers = sf.shrinking.layers(net, IMAGE.bfloat16())
     state = sf.State(sf.modules.params_of(net), layers.masks([0]))
     assert len(sf.shrink(net, state, IMAGE.bfloat16())) == 2
+
+
+class Mixed(nn.Module):
+    """Blocks of kinds that its config names, and heads as many as there are blocks."""
+
+    def __init__(self):
+        super().__init__()
+        kinds = ["tanh", "relu", "tanh", "relu"]
+        self.config = SimpleNamespace(kinds=kinds, heads=4)
+        self.layers = nn.ModuleList([Kinded() for _ in kinds])
+
+    def forward(self, x):
+        for layer, kind in zip(self.layers, self.config.kinds, strict=True):
+            x = layer(x, kind)
+        return x * self.config.heads
+
+
+class Kinded(Mlp):
+    def forward(self, x, kind):
+        hidden = getattr(self.up(x), kind)()
+        return x + self.down(hidden)
+
+
+def test_lists_of_configs_lose_the_entries_of_layers_where_outputs_need_it():
+    net = Mixed().eval()
+    made = removed(net, V, [1])
+    assert made.form == "class" and len(made.module.layers) == 3
+    assert made.module.config.kinds == ["tanh", "tanh", "relu"]
+    assert made.module.config.heads == 4
+    assert net.config.kinds == ["tanh", "relu", "tanh", "relu"]
+
+
+class Fixed(nn.Module):
+    """Code that needs every item of its list."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Mlp() for _ in range(3)])
+
+    def forward(self, x):
+        x = self.layers[0](x)
+        x = self.layers[1](x)
+        return self.layers[2](x)
+
+
+def test_the_note_says_that_whole_items_cannot_go():
+    made = removed(Fixed().eval(), V, [1])
+    assert made.form == "program"
+    assert made.notes == (
+        "a Fixed whose lists lose 'layers.1' has other outputs than the masked one, or "
+        "does not run",
+    )

@@ -120,3 +120,38 @@ def test_a_llama_of_fewer_layers_is_saved_and_generates_from_its_cache(tmp_path)
     small.float().save_pretrained(tmp_path)
     again = transformers.LlamaForCausalLM.from_pretrained(tmp_path).eval()
     torch.testing.assert_close(again(**WORDS)[0], small(**WORDS)[0])
+
+
+ATTENTION = ["sliding_attention", "full_attention"] * 2
+
+
+@pytest.mark.deep(but=["gemma2"])
+@pytest.mark.parametrize(
+    ("stem", "options"),
+    [
+        ("Qwen3", {}),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 2}),
+        ("Gemma2", {"sliding_window": 2}),
+        ("Gemma3", {"sliding_window": 2}),
+    ],
+    ids=["qwen3", "qwen2", "gemma2", "gemma3"],
+)
+def test_kinds_of_layers_go_with_the_layers(stem, options):
+    sizes = {**SIZES, "num_hidden_layers": 4, "num_key_value_heads": 2}
+    kinds = ATTENTION if options else ["full_attention"] * 4
+    make = getattr(transformers, f"{stem}{'Text' if stem == 'Gemma3' else ''}Config")
+    config = make(eos_token_id=None, head_dim=4, layer_types=kinds, **options, **sizes)
+    model = getattr(transformers, f"{stem}ForCausalLM")(config).eval()
+    for param in model.parameters():
+        nn.init.normal_(param, std=0.3)
+    layers = sf.shrinking.layers(model, WORDS, by="module")
+    state = sf.State(sf.modules.params_of(model), layers.masks([1]))
+    made = sf.shrinking.smaller(model, state, WORDS, groups=layers)
+    small = made.module
+    assert (made.form, made.notes) == ("class", ())
+    assert small.config.num_hidden_layers == len(small.model.layers) == 3
+    assert small.config.layer_types == kinds[:1] + kinds[2:]
+    ids = WORDS["input_ids"]
+    masked = sf.modules.bake(model, state)
+    options = {"max_new_tokens": 6, "do_sample": False}
+    assert torch.equal(small.generate(ids, **options), masked.generate(ids, **options))
