@@ -203,6 +203,22 @@ def gradient_at(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:
     return rebuild(gradient_of(lambda weights: loss(rebuild(weights), *batch))(leaves))
 
 
+def gradient_and_value_at(loss: Loss, params: Tree) -> tuple[Tree, Tensor]:
+    """The gradient of a loss, a tree like params, and its value.
+
+    >>> gradient_and_value_at(
+    ...     lambda params: params["w"].square().sum(), {"w": torch.tensor([1.0, 2.0])}
+    ... )
+    ({'w': tensor([2., 4.])}, tensor(5.))
+    """
+    leaves, rebuild = unpacked(params)
+    both = differentiating(
+        torch.func.grad_and_value(lambda weights: checked_value(loss(rebuild(weights))))
+    )
+    grads, value = both(leaves)
+    return rebuild(grads), value
+
+
 def gradient_of(
     value: Callable[[Sequence[Tensor]], Tensor],
 ) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn._engine.numbers import flags_of
 from sparsefn.algorithms.combine.with_optimizer import with_optimizer
 from sparsefn.algorithms.static import from_masks
 from sparsefn.core.checks import check_call, check_int, described
 from sparsefn.core.state import State, effective
+from sparsefn.core.tree import Tree, all_finite, flatten, wide
+from sparsefn.nn.checkpoint.folders import some
 from sparsefn.optim.base import Optimizer
 from sparsefn.posttraining.calibration.targets import Compare, Errors, Recover
-from sparsefn.posttraining.curvature.derivatives import gradient_at
+from sparsefn.posttraining.curvature.derivatives import gradient_and_value_at
 from sparsefn.posttraining.recovery.losses import mean_square
+
+_MEND = (
+    "lower the rate of the optimizer, or give a model of a wider dtype, such as "
+    "model.float()"
+)
 
 
 @described
@@ -55,10 +70,12 @@ def blockwise(
 
     Raises:
         TypeError: `loss` is no such function, `epochs` no int, or `optimizer` none.
-        ValueError: `epochs` is negative.
+        ValueError: `epochs` is negative, or, in the function, the loss or a trained
+            weight is not finite.
 
-    All leaves of the layer are trained, norms and biases too. Masks stay, and so do the
-    zeros, exactly. The teacher is the layer with the weights that it had at first, and
+    All leaves of the layer are trained, norms and biases too. Leaves of 16 bits train
+    in float32 and are rounded once, at the end. Masks stay, and so do the zeros,
+    exactly. The teacher is the layer with the weights that it had at first, and
     what both get are the inputs that calibration carries: from layers before it that
     are pruned and trained, or from "dense" ones.
 
@@ -71,13 +88,58 @@ def blockwise(
 
     def recovered(state: State, errors: Errors) -> State:
         algorithm = with_optimizer(from_masks(state.masks), optimizer)
-        trained = algorithm.init(state.params)
+        # 16 bits would lose small steps, and the squares of gradients in Adam
+        trained = algorithm.init(optree.tree_map(_widened, state.params))
+        seen = list[Tensor]()
         step = 0
         for _ in range(epochs):
             for error in errors(loss):
-                grads = gradient_at(error, effective(trained), ())
+                narrow = _of_narrow(error, state.params)
+                grads, value = gradient_and_value_at(narrow, effective(trained))
                 trained = algorithm.update(trained, grads, step)
+                seen.append(value)
                 step += 1
-        return state._replace(params=trained.params)
+        params = optree.tree_map(_as_before, trained.params, state.params)
+        _check_finite(params, trained.params, seen)
+        return state._replace(params=params)
 
     return recovered
+
+
+def _widened(leaf: Tensor) -> Tensor:
+    return wide(leaf) if leaf.is_floating_point() else leaf
+
+
+def _as_before(leaf: Tensor, old: Tensor) -> Tensor:
+    return leaf.to(old.dtype)
+
+
+def _of_narrow(error: Callable[[Any], Tensor], old: Tree) -> Callable[[Any], Tensor]:
+    # The layer runs with weights of its own dtypes, and gradients reach the wide ones.
+    return lambda params: error(optree.tree_map(_as_before, params, old))
+
+
+def _check_finite(params: Tree, wide_params: Tree, seen: Sequence[Tensor]) -> None:
+    # A device is waited for once, at the end.
+    leaves = flatten(params)[0]
+    flags = [leaf.isfinite().all() for leaf in leaves.values()]
+    values = torch.stack(list(seen)).isfinite().all() if seen else None
+    if values is not None:
+        flags.append(values)
+    if not flags:
+        return
+    good = flags_of(flags)
+    odd = [path for path, is_good in zip(leaves, good, strict=False) if not is_good]
+    if odd:
+        dtype = leaves[odd[0]].dtype
+        fits = bool(all_finite(flatten(wide_params)[0][odd[0]]))
+        cause = f", as they do not fit {dtype}" if fits else ""
+        raise ValueError(
+            f"blockwise: expected finite weights after training, got NaN or infinity "
+            f"at {some(odd)}{cause}: {_MEND}"
+        )
+    if not good[-1]:
+        raise ValueError(
+            "blockwise: expected a finite loss at every step, got NaN or infinity for "
+            f"the layer of {some(leaves)}: {_MEND}"
+        )

@@ -303,6 +303,39 @@ def test_what_is_held_is_one_layer(tmp_path):
     assert held == [[f"{i}.bias", f"{i}.weight"] for i in (0, 2, 4)]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rate", [1e-4, 3e-3])
+def test_blocks_of_16_bits_train_in_float32_and_are_rounded_once(dtype, rate):
+    model = net().to(dtype)
+    x = inputs().to(dtype)
+    before = pruned(None, model, x)
+    after = pruned(blockwise(sf.optimizers.adam(rate), epochs=20), model, x)
+    wide = pruned(
+        blockwise(sf.optimizers.adam(rate), epochs=20), model.float(), x.float()
+    )
+    for one, other, exact in zip(before, after, wide, strict=True):
+        assert other.error < one.error
+        assert other.error == pytest.approx(exact.error, rel=0.1)
+    state = after[-1].state
+    assert zeros_stay(state, state.masks)
+    assert {leaf.dtype for leaf in state.params.values()} == {dtype}
+
+
+def test_steps_smaller_than_16_bits_tell_apart_add_up():
+    def recover(epochs):
+        adam = sf.optimizers.adam(1e-5)
+        state = sf.dense().init({"w": torch.ones(2, dtype=torch.bfloat16)})
+
+        def errors(loss):
+            return iter([lambda params: params["w"].float().sum()])
+
+        return blockwise(adam, epochs=epochs)(state, errors).params["w"]
+
+    assert recover(10).equal(torch.ones(2, dtype=torch.bfloat16))
+    expected = torch.tensor(1 - 1000 * 1e-5).bfloat16()
+    assert recover(1000).equal(expected.expand(2))
+
+
 # ---- bad input -----------------------------------------------------------------------
 
 
@@ -321,6 +354,58 @@ def test_arguments_that_are_none():
         blockwise(adam, loss=torch.nn.functional.relu)
     with pytest.raises(TypeError, match="optimizer"):
         blockwise(1e-2)
+
+
+MEND = (
+    "lower the rate of the optimizer, or give a model of a wider dtype, such as "
+    "model.float()"
+)
+
+
+@pytest.mark.parametrize("run", [in_order, by_block])
+def test_training_that_diverges(run):
+    recover = blockwise(sf.optimizers.sgd(1e6), epochs=30)
+    text = (
+        "blockwise: expected finite weights after training, got NaN or infinity at "
+        f"'4.bias', '4.weight': {MEND}"
+    )
+
+    def last(model):
+        options = {"of": "square", "chunk_size": 16, "recover": recover}
+        return run(model, None, ["4.*"], prune, inputs(), **options)
+
+    refused(ValueError, text, lambda: list(last(net())))
+
+
+def one_leaf(dtype, error, optimizer):
+    state = sf.dense().init({"w": torch.ones(2, dtype=dtype)})
+    return blockwise(optimizer)(state, lambda loss: iter([error]))
+
+
+def test_weights_that_fit_float32_alone():
+    text = (
+        "blockwise: expected finite weights after training, got NaN or infinity at "
+        f"'w', as they do not fit torch.float16: {MEND}"
+    )
+
+    def error(params):
+        return params["w"].float().sum()
+
+    sgd = sf.optimizers.sgd(1e6)
+    refused(ValueError, text, one_leaf, torch.float16, error, sgd)
+
+
+def test_a_loss_that_is_not_finite_while_its_gradient_is():
+    text = (
+        "blockwise: expected a finite loss at every step, got NaN or infinity for the "
+        f"layer of 'w': {MEND}"
+    )
+
+    def error(params):
+        return params["w"].sum() + torch.tensor(torch.inf)
+
+    sgd = sf.optimizers.sgd(1.0)
+    refused(ValueError, text, one_leaf, torch.float32, error, sgd)
 
 
 def test_what_recover_gives_must_be_a_state_of_the_layer():
