@@ -396,6 +396,7 @@ def set_configs(
     model: nn.Module,
     sizes: Sequence[tuple[int, int]],
     works: Callable[[nn.Module], bool],
+    same_paths: nn.Module | None = None,
 ) -> Iterator[tuple[str, str]]:
     """Set the configs in a smaller model so that new models from them equal it; by
     path, why one cannot be set.
@@ -407,20 +408,25 @@ def set_configs(
     tables in the end, and the smaller model has to work with their attributes, such as
     numbers of heads. Where that cannot be, a config stays as it was, so that it is not
     taken for one of the smaller model.
+
+    Where modules went, `same_paths` is the model without them, so that the others are
+    where they are in the smaller model.
     """
     done: list[str] = []
+    before = dict(model.named_modules())
+    same = before if same_paths is None else dict(same_paths.named_modules())
     for path, part in small.named_modules():
         inside = any(f"{path}.".startswith(one) for one in done)
         if inside or not hasattr(getattr(part, "config", None), "__dict__"):
             continue
         done.append(f"{path}." if path else "")
-        whole = model.get_submodule(path)
+        whole = before.get(path, same[path])
         if _shapes(part) == _shapes(whole) and _attributes(part) == _attributes(whole):
             continue
         places = list(_places(part.config))
         old = [held[key] for held, key, _ in places]
         why = (
-            _classes(part, whole)
+            _classes(part, same[path])
             or _fit(part, whole, places, sizes)
             or _other_tables(part)
             or _adopt(part, lambda: works(small))

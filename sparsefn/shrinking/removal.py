@@ -295,7 +295,8 @@ def _configs(
     # were, unless the outputs need the shorter ones.
     old = _shorten(small, model, items) if change == "nothing" else []
     pairs = list(_lengths(model, items).values())
-    said = dict(set_configs(small, model, pairs, works))
+    same_paths, _ = _without(model, items, False, "nothing")
+    said = dict(set_configs(small, model, pairs, works, same_paths))
     why = tuple(reason for reason in said.values() if reason)
     if why:
         for held, key, value in old:

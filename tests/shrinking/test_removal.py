@@ -378,3 +378,37 @@ def test_the_note_says_that_whole_items_cannot_go():
         "a Fixed whose lists lose 'layers.1' has other outputs than the masked one, or "
         "does not run",
     )
+
+
+class Stages(nn.Module):
+    """Stages of which only those after the first have a layer before their blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(depths=[1, 1])
+        self.stages = nn.ModuleList([Stage(False), Stage(True)])
+
+    def forward(self, x):
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+class Stage(nn.Module):
+    def __init__(self, begins):
+        super().__init__()
+        self.first = nn.ModuleList([nn.Linear(4, 4)] if begins else [])
+        self.blocks = nn.ModuleList([Mlp()])
+
+    def forward(self, x):
+        for layer in (*self.first, *self.blocks):
+            x = layer(x)
+        return x
+
+
+def test_a_stage_that_goes_has_other_modules_than_the_next():
+    made = removed(Stages().eval(), V, [0])
+    assert made.form == "class" and len(made.module.stages) == 1
+    (note,) = made.notes
+    assert note.startswith("the config of the Stages keeps its numbers: ")
+    assert made.module.config.depths == [1, 1]
