@@ -420,7 +420,7 @@ def set_configs(
         if inside or not hasattr(getattr(part, "config", None), "__dict__"):
             continue
         done.append(f"{path}." if path else "")
-        whole = before.get(path, same[path])
+        whole = before[path] if path in before else same[path]
         if _shapes(part) == _shapes(whole) and _attributes(part) == _attributes(whole):
             continue
         places = list(_places(part.config))
