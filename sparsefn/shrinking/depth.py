@@ -17,7 +17,7 @@ from sparsefn.masks.budgets import UnitCosts
 from sparsefn.masks.patterns import Pattern, tied
 from sparsefn.nn.modules import computed_from, inner_module
 from sparsefn.shrinking.analysis import Analysis, analyse
-from sparsefn.shrinking.groups import Groups
+from sparsefn.shrinking.groups import Groups, originals_in
 from sparsefn.shrinking.plan import (
     Terms,
     check_unit,
@@ -25,9 +25,15 @@ from sparsefn.shrinking.plan import (
     left_of,
     summands,
 )
-from sparsefn.shrinking.residuals import Residual, are_zero, own_leaves, residuals
+from sparsefn.shrinking.residuals import (
+    Residual,
+    are_zero,
+    own_leaves,
+    reads_parameters,
+    residuals,
+)
 from sparsefn.shrinking.trace import Example, Trace, shapes_of, traced
-from sparsefn.shrinking.values import module_of, opname, tensors_of
+from sparsefn.shrinking.values import module_of, tensors_of
 from sparsefn.typing import Reduce
 
 By = Literal["branch", "module"]
@@ -90,6 +96,7 @@ class Layers:
         widths: The groups of units that compete with the layers, if any.
         trace: The program, with the shapes of the example; None for groups of
             submodules.
+        dense: The parameters that weights are computed from, which get no masks.
     """
 
     layers: tuple[ResidualLayer, ...]
@@ -97,6 +104,7 @@ class Layers:
     analysis: Analysis = dataclasses.field(repr=False)
     widths: Groups | None = dataclasses.field(default=None, repr=False)
     trace: Trace | None = dataclasses.field(default=None, repr=False)
+    dense: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
 
     def __getitem__(self, i: int) -> ResidualLayer:
         return self.layers[i]
@@ -185,6 +193,11 @@ class Layers:
             raise TypeError(
                 f"layers: expected the numbers of the layers that go, got {gone!r}"
             )
+        if isinstance(gone, Tensor) and gone.dtype == torch.bool:
+            raise TypeError(
+                "layers: expected the numbers of the layers that go, got a bool "
+                "tensor: pass gone.nonzero().flatten().tolist()"
+            )
         numbers = {self._number(i) for i in gone}
         inner = {i for i, layer in enumerate(self.layers) if layer.inside & numbers}
         if len(numbers | inner) == len(self):
@@ -201,7 +214,8 @@ class Layers:
             gone: The numbers of the layers that go.
 
         Returns:
-            Bool tensors on the CPU by name, of the shape of the parameter.
+            Bool tensors on the CPU by name, of the shape of the parameter, or 0-d for
+            one that a weight is computed from.
 
         Raises:
             TypeError: A number is not an int.
@@ -210,7 +224,9 @@ class Layers:
         lost = {leaf for i in self._gone(gone) for leaf in self.layers[i].leaves}
         masks = {}
         for name, x in self.analysis.graph.named_parameters():
-            masks[name] = torch.full(x.shape, name not in lost, device="cpu")
+            # a parameter that a weight is computed from gets no mask
+            shape = () if name in self.dense else x.shape
+            masks[name] = torch.full(shape, name not in lost, device="cpu")
         return masks
 
     def alive(self, masks: Mapping[str, Tensor]) -> Tensor:
@@ -468,9 +484,9 @@ def layers(
             + (f":{reasons}" if reasons else "")
         )
     units = _together(own, found) if by == "module" else [[one] for one in found]
-    return Layers(
-        tuple(_layer(unit, units) for unit in units), stays, analysis, widths, trace
-    )
+    made = tuple(_layer(unit, units) for unit in units)
+    dense = frozenset(originals_in(own))
+    return Layers(made, stays, analysis, widths, trace, dense)
 
 
 class _Branch(NamedTuple):
@@ -499,7 +515,7 @@ def _branches(
             entries = sum(known[leaf].numel() for leaf in usable)
             level = sum(one.sum in other.own for other in every)
             levels[level].append(_Branch(one, tuple(usable), entries))
-        elif _reads_parameters(one, known):
+        elif reads_parameters(graph, one):
             stays[one] = "it has no parameters that it alone reads"
     found = []
     for some in levels.values():
@@ -520,30 +536,8 @@ def _branches(
                 )
     order = {one: i for i, one in enumerate(every)}
     found = sorted(found, key=lambda branch: order[branch.residual])
-    lines = [
-        f"{_where(one.branch)} is added in {_place(one.sum)}, but {why}"
-        for one, why in stays.items()
-    ]
+    lines = [f"{one} is added in {one.place}, but {why}" for one, why in stays.items()]
     return found, tuple(dict.fromkeys(lines))
-
-
-def _reads_parameters(one: Residual, known: Mapping[str, Tensor]) -> bool:
-    # Whether a branch has parameters at all, which others read, too.
-    return any(
-        node.op == "get_attr" and str(node.target) in known
-        for own in one.own
-        for node in own.all_input_nodes
-    )
-
-
-def _where(node: fx.Node) -> str:
-    path = module_of(node)
-    return f"{opname(node)} at {path!r}" if path else opname(node)
-
-
-def _place(node: fx.Node) -> str:
-    path = module_of(node)
-    return repr(path) if path else "the module itself"
 
 
 def _together(model: nn.Module, found: Sequence[_Branch]) -> list[list[_Branch]]:

@@ -250,6 +250,12 @@ def _states(
             after = run.after[i]
             if after.numel() == before.numel():  # some layers flatten the tokens
                 after = after.reshape(before.shape)
+            if not bool(after.isfinite().all()):
+                raise ValueError(
+                    f"{name}: expected finite hidden states, but layer {i}, at "
+                    f"{layers[i].path!r}, gives others: run the model in a wider "
+                    "dtype, or look at its inputs"
+                )
             states.append((before, after))
         yield states
 

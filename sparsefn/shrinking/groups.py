@@ -503,14 +503,19 @@ def groups(
     best = found[0]
     if shuffled:
         best = min(found, key=lambda analysis: cost(free(analysis)))
-    made = groups_in(best, _originals(own))
+    made = groups_in(best, originals_in(own))
     if only is not None:
         return made
     return dataclasses.replace(made, trace=Trace(graph, shapes_of(example)))
 
 
-def _originals(model: nn.Module) -> dict[str, str]:
-    # By path of a parameter that a layer computes its weight from: why it stays.
+def originals_in(model: nn.Module) -> dict[str, str]:
+    """By path of a parameter that a layer computes its weight from: why it stays.
+
+    >>> layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 1))
+    >>> list(originals_in(layer))
+    ['parametrizations.weight.original0', 'parametrizations.weight.original1']
+    """
     found = {}
     for path, _ in model.named_parameters(remove_duplicate=False):
         computed = computed_from(model, path)

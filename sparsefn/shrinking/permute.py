@@ -106,7 +106,8 @@ def permute(
         TypeError: `example` is of another type, or a number is not an int.
         ValueError: The module does not run on the example, `torch.export` cannot trace
             it, or it is in train mode and computes otherwise in eval mode. A number is
-            out of range, or a weight is NaN or infinite. `where` is as algorithms
+            out of range, `m` divides the inputs of no weight, or a weight is NaN or
+            infinite. `where` is as algorithms
             refuse. `scores` have another structure or shape than the params.
 
     A channel of a group lies in several tensors, and has one order in all of them: it
@@ -126,6 +127,12 @@ def permute(
         for path, mask in masks.items()
         if mask.ndim > 1 and mask.shape[1] % m == 0
     }
+    if not weights:
+        inputs = {path: mask.shape[1] for path, mask in masks.items() if mask.ndim > 1}
+        raise ValueError(
+            f"permute: expected a weight whose number of inputs {m} divides, got the "
+            f"numbers {inputs}: choose another m, or other leaves by where="
+        )
     orders = {}
     for i, group in enumerate(found):
         columns = _columns(group, weights, m)

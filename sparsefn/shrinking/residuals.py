@@ -15,7 +15,13 @@ from torch import Tensor, fx
 from sparsefn.shrinking.analysis import analyse
 from sparsefn.shrinking.reindexing import MOVES
 from sparsefn.shrinking.trace import with_tensors
-from sparsefn.shrinking.values import Value, node_arguments, opname, tensors_of
+from sparsefn.shrinking.values import (
+    Value,
+    module_of,
+    node_arguments,
+    opname,
+    tensors_of,
+)
 
 _aten = torch.ops.aten
 _SUMS = {
@@ -51,6 +57,17 @@ class Residual(NamedTuple):
     skip: fx.Node
     branch: fx.Node
     own: frozenset[fx.Node]
+
+    def __str__(self) -> str:
+        path = module_of(self.branch)
+        name = opname(self.branch)
+        return f"{name} at {path!r}" if path else name
+
+    @property
+    def place(self) -> str:
+        """The module that adds the branch, for errors."""
+        path = module_of(self.sum)
+        return repr(path) if path else "the module itself"
 
 
 def residuals(program: fx.GraphModule) -> list[Residual]:
@@ -167,6 +184,25 @@ def own_leaves(program: fx.GraphModule, nodes: frozenset[fx.Node]) -> list[str]:
         for name, x in program.named_parameters()
         if id(x) in readers and nodes.issuperset(readers[id(x)])
     ]
+
+
+def reads_parameters(program: fx.GraphModule, one: Residual) -> bool:
+    """Whether a branch has parameters, which others may read, too, by any name.
+
+    >>> from sparsefn.shrinking.trace import traced
+    >>> class Block(torch.nn.Linear):
+    ...     def forward(self, x):
+    ...         return x + super().forward(x)
+    >>> program = traced(Block(2, 2), torch.ones(3, 2))
+    >>> reads_parameters(program, *residuals(program))
+    True
+    """
+    held = tensors_of(program)
+    known = {id(x) for x in program.parameters()}
+    inputs = {node for own in one.own for node in own.all_input_nodes}
+    return any(
+        node.op == "get_attr" and id(held[str(node.target)]) in known for node in inputs
+    )
 
 
 def are_zero(

@@ -67,7 +67,8 @@ def traced(
     modules keep the modes that they are in.
     """
     _check_not_lazy(model)
-    call = where_it_lies(model, as_call(example))
+    # of a slice of a larger tensor a clone has no gaps, for which it would be traced
+    call = _mapped(Tensor.clone, where_it_lies(model, as_call(example)))
     busy = any(part.training for part in model.modules())
     program = _export(model, call, train, dynamic)
     program.meta["train"] = train and busy

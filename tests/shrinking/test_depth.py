@@ -226,8 +226,40 @@ def test_models_without_layers_are_refused():
         sf.shrinking.layers(net, V)
 
 
+def test_a_shared_branch_is_named():
+    block = Mlp()
+    net = nn.Sequential(nn.Linear(3, 4), block, block).eval()
+    with pytest.raises(ValueError, match="but it has no parameters that it alone"):
+        sf.shrinking.layers(net, X)
+
+
+def test_parameters_that_weights_are_computed_from_get_no_masks():
+    head = nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
+    net = nn.Sequential(nn.Linear(3, 4), Mlp(), Mlp(), head).eval()
+    layers = sf.shrinking.layers(net, X)
+    masks = layers.masks([0])
+    originals = [f"3.parametrizations.weight.original{i}" for i in range(2)]
+    assert [masks[name].ndim for name in originals] == [0, 0]
+    state = sf.State(sf.modules.params_of(net), masks)
+    assert len(sf.shrink(net, state, X, groups=layers)) == 3
+
+
+def test_an_example_may_be_a_slice():
+    net = mlp(3)
+    wide = torch.linspace(-1, 1, 20).reshape(5, 4)
+    x = wide[:, :3]
+    layers = sf.shrinking.layers(net, x)
+    state = sf.State(sf.modules.params_of(net), layers.masks([1]))
+    small = sf.shrink(net, state, x, groups=layers, form="program")
+    masked = sf.modules.bake(net, state)
+    for given in (x, x.contiguous()):
+        torch.testing.assert_close(small(given), masked(given))
+
+
 def test_bad_arguments():
     net = mlp(2)
+    with pytest.raises(TypeError, match="expected a module first, got Tensor"):
+        sf.shrinking.layers(X, net)
     with pytest.raises(ValueError, match="expected by to be 'branch' or 'module', got"):
         sf.shrinking.layers(net, X, by="block")
     with pytest.raises(TypeError, match=r"widths as sf.shrinking.groups makes .* int"):
@@ -242,6 +274,8 @@ def test_bad_arguments():
         layers.masks([2])
     with pytest.raises(TypeError, match="number of a layer to be an int, got True"):
         layers.cost([True])
+    with pytest.raises(TypeError, match=r"got a bool tensor: pass gone.nonzero\(\)"):
+        layers.masks(torch.tensor([False, True]))
     with pytest.raises(TypeError, match="numbers of the layers that go, got '0'"):
         layers.cost("0")
     with pytest.raises(TypeError, match="only to be a sequence of numbers of layers"):

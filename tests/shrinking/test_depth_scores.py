@@ -183,6 +183,10 @@ def test_bad_input():
         sf.shrinking.influence(layers, net, [])
     with pytest.raises(ValueError, match=r"influence: expected batches of the shapes"):
         sf.shrinking.influence(layers, net, [X[:2]])
+    with pytest.raises(ValueError, match="finite hidden states, but layer 0, at '1'"):
+        sf.shrinking.influence(layers, net, [X.log()])
+    with pytest.raises(ValueError, match="finite hidden states, but layer 0, at '1'"):
+        sf.shrinking.angular_distance(layers, net, [X.log()], last=False)
     with pytest.raises(ValueError, match="expected the groups of this model, whose"):
         sf.shrinking.influence(layers, mlp(2), [X])
     with pytest.raises(

@@ -137,8 +137,6 @@ def test_only_chosen_weights_count():
     assert made.kept["4.weight"].indices[1] is None
     assert made.kept["2.weight"].indices[1] is not None
     torch.testing.assert_close(made.module(X), net(X))
-    none = permute(net, X, 2, 5)
-    assert (none.before, none.after, none.stays) == (0.0, 0.0, ())
 
 
 def test_masks_of_other_scores_keep_more_of_them():
@@ -206,6 +204,12 @@ def test_without_the_proof_a_table_in_the_code_would_change_the_outputs(monkeypa
     [
         ({"n": 5}, ValueError, "nm: expected n <= m, got n=5, m=4"),
         ({"m": 2.0}, TypeError, "expected m to be an int"),
+        (
+            {"m": 5},
+            ValueError,
+            "permute: expected a weight whose number of inputs 5 divides, got the "
+            "numbers {'0.weight': 8",
+        ),
         ({"escapes": -1}, ValueError, "expected escapes >= 0, got -1"),
         ({"where": "none.*"}, ValueError, "none.*"),
         (

@@ -51,7 +51,12 @@ def inner_module(module: nn.Module) -> nn.Module:
 
     Returns:
         The module that they hold, no copy; `module` itself if it is no wrapper.
+
+    Raises:
+        TypeError: `module` is none.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"expected a module first, got {type(module).__name__}")
     return _unwrapped(module)[1]
 
 
