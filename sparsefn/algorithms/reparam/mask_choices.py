@@ -4,6 +4,7 @@ train.
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 
 import torch
@@ -22,6 +23,7 @@ from sparsefn.core.tree import Leaves, Tree, flatten, wide
 from sparsefn.masks.patterns.kinds import Pattern, nm
 from sparsefn.masks.patterns.units import Units, from_rows, to_rows, units_of_leaves
 
+_MOST = 10_000  # masks of a group, each with a logit
 _SPREAD = 0.01  # the standard deviation of the first logits
 
 
@@ -136,6 +138,13 @@ def _choices(pattern: Pattern, units: Units) -> list[list[bool]]:
         raise ValueError(
             "mask_choices: expected a pattern that keeps a fixed number of single "
             f"weights of a group, such as nm(2, 4), got {pattern}"
+        )
+    count = math.comb(m, n)
+    if count > _MOST:
+        raise ValueError(
+            f"mask_choices: expected a group of at most {_MOST} masks, got {count} of "
+            f"{n} in {m}: choose a smaller m, or sf.methods.maskpro, which has one "
+            "logit for each weight"
         )
     return [[i in kept for i in range(m)] for kept in combinations(range(m), n)]
 

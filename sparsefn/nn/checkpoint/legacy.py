@@ -96,6 +96,13 @@ def read_legacy(folder: str | os.PathLike[str]) -> State:
         else:
             _check_offsets(prefix, offsets[0], masks[leaf])
         params[leaf] = _weights_of(prefix, values, masks[leaf])
+    alone = [name for name in tensors if name.endswith(".compressed")]
+    if alone:
+        prefix = alone[0].removesuffix(".compressed")
+        raise ValueError(
+            f"read_legacy: expected {prefix + '.bitmask'!r} beside {alone[0]!r}: the "
+            "folder is half written"
+        )
     for leaf, tensor in tensors.items():
         params[leaf] = tensor
         masks[leaf] = torch.ones((), dtype=torch.bool, device="cpu")
@@ -105,14 +112,14 @@ def read_legacy(folder: str | os.PathLike[str]) -> State:
     )
 
 
-def _format_in(config: Mapping[str, Any]) -> str:
+def _format_in(config: object) -> str:
     # SparseML wrote `sparsity_config` itself, then inside of `compression_config`;
     # llm-compressor writes it inside of `quantization_config`.
-    outer = (
-        config.get("quantization_config") or config.get("compression_config") or config
-    )
-    name = (outer.get("sparsity_config") or {}).get("format")
-    if name not in _FORMATS:
+    whole = _dict(config)
+    outer = _dict(whole.get("quantization_config") or whole.get("compression_config"))
+    outer = outer or whole
+    name = _dict(outer.get("sparsity_config")).get("format")
+    if not isinstance(name, str) or name not in _FORMATS:
         raise ValueError(
             "read_legacy: expected a config whose sparsity_config has the format "
             f"{' or '.join(map(repr, _FORMATS))}, got {name!r}: read other folders "
@@ -125,7 +132,11 @@ def _format_in(config: Mapping[str, Any]) -> str:
             f"read_legacy: expected the format {name!r} of compressed-tensors {newest} "
             f"or older, got version {version!r}, whose files are not known"
         )
-    return str(name)
+    return name
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _is_known(version: str) -> bool:

@@ -216,7 +216,7 @@ def _divergence(student: Tensor, teacher: Tensor, allowed: Tensor | None) -> Ten
 
 
 def _likeliest(teacher: Tensor, top: int) -> Tensor:
-    check_int("kl", "top", top, 1)
+    check_int("kl", "top", top, 2)  # one class alone has probability 1
     classes = teacher.shape[-1]
     if top > classes:
         raise ValueError(f"kl: expected top <= {classes}, the classes, got {top}")

@@ -139,6 +139,14 @@ def test_weights_are_frozen_and_an_optimizer_trains_the_logits():
             "expected a pattern that keeps a fixed number of single weights of a group",
         ),
         (
+            lambda: mask_choices(sf.patterns.nm(16, 32)).init(
+                {"w": torch.ones(2, 32)}, KEY
+            ),
+            ValueError,
+            "expected a group of at most 10000 masks, got 601080390 of 16 in 32: "
+            "choose a smaller m, or sf.methods.maskpro, which has one",
+        ),
+        (
             lambda: mask_choices(prior={"v": torch.ones(2, 4) > 0}).init(
                 {"w": torch.ones(2, 4)}, KEY
             ),

@@ -5,7 +5,7 @@ import json
 import golden_data
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import sparsefn as sf
 
@@ -135,6 +135,29 @@ BYTES = torch.tensor([[0b1101], [0b010]], dtype=torch.uint8)
 def test_a_folder_that_does_not_fit_its_format_is_told(tmp_path, changed, error, text):
     with pytest.raises(error, match=f"read_legacy: .*{text}"):
         sf.checkpoint.read_legacy(small(tmp_path, **changed))
+
+
+def test_one_of_two_packed_weights_without_a_bitmask(tmp_path):
+    small(tmp_path)
+    file = tmp_path / "model.safetensors"
+    parts = load_file(file)
+    last = {name.replace("fc.", "last."): x.clone() for name, x in parts.items()}
+    del last["last.bitmask"]
+    save_file(parts | last, file)
+    text = "expected 'last.bitmask' beside 'last.compressed': the folder is half"
+    with pytest.raises(ValueError, match=f"read_legacy: {text}"):
+        sf.checkpoint.read_legacy(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config", [[1], {"sparsity_config": "x"}, {"sparsity_config": {"format": []}}]
+)
+def test_a_config_of_another_form(tmp_path, config):
+    small(tmp_path)
+    for said in (config, {"quantization_config": config}):
+        (tmp_path / "config.json").write_text(json.dumps(said))
+        with pytest.raises(ValueError, match="read_legacy: expected "):
+            sf.checkpoint.read_legacy(tmp_path)
 
 
 def test_a_folder_that_is_not_whole_is_told(tmp_path):
