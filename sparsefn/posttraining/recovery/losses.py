@@ -135,8 +135,9 @@ def cosine_distance(
 def relations(
     student: Tensor,
     teacher: Tensor,
-    heads: int,
     tokens: Tensor | None = None,
+    *,
+    heads: int,
 ) -> Tensor:
     """MiniLM v2: how each token relates to the others, compared between two models.
 
@@ -148,10 +149,10 @@ def relations(
         student: Queries, keys or values of all heads side by side, as a layer's
             projection returns them: (..., tokens, width). Any floating-point dtype.
         teacher: The same vectors of the teacher. Their width may be another one.
-        heads: Number of relation heads, into which both widths are split. It need not
-            be the number of attention heads.
         tokens: Bool tensor of shape (..., tokens), False where a token is padding: it
             has no relation to others, and others have none to it. None: all count.
+        heads: Number of relation heads, into which both widths are split. It need not
+            be the number of attention heads.
 
     Returns:
         0-d tensor, the mean over heads and counted tokens of the divergence KL(R_T ||
@@ -166,7 +167,9 @@ def relations(
             width.
 
     The loss of the paper is the sum over queries, keys and values of one layer:
-    `sum(relations(s, t, 16) for s, t in zip(student, teacher))`. It is 0, and so is its
+    `sum(relations(s, t, heads=16) for s, t in zip(student, teacher))`. As a loss for
+    `over_layers` or `blockwise` it is `functools.partial(sf.recovery.relations,
+    heads=16)`. It is 0, and so is its
     gradient, where the vectors are equal.
 
     Wang et al. 2020, arXiv 2012.15828, eq. 5 to 8.

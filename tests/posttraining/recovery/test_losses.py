@@ -2,6 +2,7 @@
 input.
 """
 
+import functools
 import re
 
 import pytest
@@ -26,7 +27,7 @@ TOKENS = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]).bool(
 
 
 def in_heads(student, teacher, tokens=None):
-    return relations(student, teacher, 2, tokens)
+    return relations(student, teacher, tokens, heads=2)
 
 
 def over_top(student, teacher, tokens=None):
@@ -130,11 +131,20 @@ def test_relations_are_the_papers():
     torch.testing.assert_close(in_heads(STUDENT, TEACHER), expected)
 
 
+def test_relations_with_a_number_of_heads_are_a_loss_of_layers():
+    loss = functools.partial(relations, heads=2)
+    found = sf.recovery.over_layers(
+        loss, {"0": STUDENT}, {"1": TEACHER}, {"0": "1"}, TOKENS
+    )
+    assert torch.equal(found, in_heads(STUDENT, TEACHER, TOKENS))
+    sf.recovery.blockwise(sf.optimizers.sgd(0.1), loss=loss)
+
+
 def test_relations_compare_models_of_other_widths():
-    assert relations(STUDENT, normal(3, 5, 12, seed=4), 4) > 0
+    assert relations(STUDENT, normal(3, 5, 12, seed=4), heads=4) > 0
     rotated = TEACHER @ torch.linalg.qr(normal(8, 8, seed=5)).Q
     torch.testing.assert_close(
-        relations(rotated, TEACHER, 1), torch.zeros((), dtype=torch.float64)
+        relations(rotated, TEACHER, heads=1), torch.zeros((), dtype=torch.float64)
     )
 
 
@@ -331,9 +341,9 @@ def test_relations_of_other_tokens():
         "relations: expected vectors of the same tokens, (..., tokens, width), got "
         "(3, 5, 8) of the student and (3, 4, 8) of the teacher"
     )
-    refused(ValueError, text, relations, STUDENT, TEACHER[:, :4], 2)
+    refused(ValueError, text, relations, STUDENT, TEACHER[:, :4], heads=2)
     with pytest.raises(ValueError, match="of the same tokens"):
-        relations(STUDENT[0, 0], TEACHER[0, 0], 2)
+        relations(STUDENT[0, 0], TEACHER[0, 0], heads=2)
 
 
 def test_a_temperature_that_is_none():
@@ -357,11 +367,11 @@ def test_a_number_of_classes_that_is_none():
 
 def test_a_number_of_heads_that_does_not_fit():
     text = "relations: expected heads to divide the width of the student, 8, got 3"
-    refused(ValueError, text, relations, STUDENT, TEACHER, 3)
+    refused(ValueError, text, relations, STUDENT, TEACHER, heads=3)
     text = "relations: expected heads to divide the width of the teacher, 6, got 4"
-    refused(ValueError, text, relations, STUDENT, TEACHER[..., :6], 4)
+    refused(ValueError, text, relations, STUDENT, TEACHER[..., :6], heads=4)
     text = "relations: expected heads >= 1, got 0"
-    refused(ValueError, text, relations, STUDENT, TEACHER, 0)
+    refused(ValueError, text, relations, STUDENT, TEACHER, heads=0)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
