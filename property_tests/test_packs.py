@@ -32,6 +32,6 @@ def test_the_law_notices_leaves_that_come_back_in_another_order(
 ) -> None:
     (row,) = [row for row in ROWS if row.name == "rigl"]
     alone = by_fewest(row, 1 << 20, monkeypatch)
-    apart = packs.split_like
-    monkeypatch.setattr(packs, "split_like", lambda x, like: apart(x.flip(-1), like))
+    split = packs.split_like
+    monkeypatch.setattr(packs, "split_like", lambda x, like: split(x.flip(-1), like))
     assert by_fewest(row, 2, monkeypatch) != alone

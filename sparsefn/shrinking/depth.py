@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from sparsefn.masks.budgets import UnitCosts
 from sparsefn.masks.patterns import Pattern, tied
-from sparsefn.nn.modules import computed_from, inner_module
+from sparsefn.nn.modules import inner_module
 from sparsefn.shrinking.analysis import Analysis, analyse
 from sparsefn.shrinking.groups import Groups, originals_in
 from sparsefn.shrinking.plan import (
@@ -475,7 +475,8 @@ def layers(
             widths.trace.of(own, example)
         analysis = widths.analysis
         trace = widths.trace
-    found, stays = _branches(own, analysis.graph)
+    originals = originals_in(own)
+    found, stays = _branches(analysis.graph, originals)
     if not found:
         reasons = "".join(f"\n  {line}" for line in stays)
         raise ValueError(
@@ -485,8 +486,7 @@ def layers(
         )
     units = _together(own, found) if by == "module" else [[one] for one in found]
     made = tuple(_layer(unit, units) for unit in units)
-    dense = frozenset(originals_in(own))
-    return Layers(made, stays, analysis, widths, trace, dense)
+    return Layers(made, stays, analysis, widths, trace, frozenset(originals))
 
 
 class _Branch(NamedTuple):
@@ -496,7 +496,7 @@ class _Branch(NamedTuple):
 
 
 def _branches(
-    model: nn.Module, graph: fx.GraphModule
+    graph: fx.GraphModule, originals: Mapping[str, str]
 ) -> tuple[list[_Branch], tuple[str, ...]]:
     # The branches that their masks make 0, and why others are none.
     every = residuals(graph)
@@ -506,11 +506,9 @@ def _branches(
     for one in every:
         leaves = own_leaves(graph, one.own)
         usable = [leaf for leaf in leaves if known[leaf].numel() and known[leaf].ndim]
-        computed = [leaf for leaf in usable if computed_from(model, leaf) is not None]
+        computed = [leaf for leaf in usable if leaf in originals]
         if computed:
-            made = computed_from(model, computed[0])
-            assert made is not None
-            stays[one] = made.dense()
+            stays[one] = originals[computed[0]]
         elif usable:
             entries = sum(known[leaf].numel() for leaf in usable)
             level = sum(one.sum in other.own for other in every)

@@ -107,8 +107,8 @@ def permute(
         ValueError: The module does not run on the example, `torch.export` cannot trace
             it, or it is in train mode and computes otherwise in eval mode. A number is
             out of range, `m` divides the inputs of no weight, or a weight is NaN or
-            infinite. `where` is as algorithms
-            refuse. `scores` have another structure or shape than the params.
+            infinite. `where` is as algorithms refuse. `scores` have another structure
+            or shape than the params.
 
     A channel of a group lies in several tensors, and has one order in all of them: it
     is chosen for all weights together that read the group. The order of a weight's
