@@ -171,9 +171,13 @@ def call_with_buffers(
     return _run(module, state_or_params, buffers, partial, args, kwargs)[:2]
 
 
-def quiet_call(named: Named, weights: Mapping[str, Tensor]) -> Callable[[Call], Tree]:
-    """What a module returns with other weights, as a function of calls, with no word on
-    what it changes.
+def quiet_call(
+    named: Named,
+    weights: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor] | None = None,
+) -> Callable[[Call], Tree]:
+    """What a module returns with other weights and buffers, as a function of calls,
+    with no word on what it changes.
 
     >>> layer = Named.of(torch.nn.Linear(2, 1, bias=False))
     >>> quiet_call(layer, {"weight": torch.ones(1, 2)})(((torch.ones(2),), {}))
@@ -182,7 +186,7 @@ def quiet_call(named: Named, weights: Mapping[str, Tensor]) -> Callable[[Call], 
     It may write into the weights that `limited_tables` names.
     """
     given = {name: (at, weights[name]) for name, (at, _) in named.own.items()}
-    tensors = _prepared(named.module, given, None)
+    tensors = _prepared(named.module, given, buffers)
     return lambda call: _called(named.module, *tensors, *call)[0]
 
 

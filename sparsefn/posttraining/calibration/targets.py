@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import optree
 from torch import Tensor
 
 from sparsefn.core.state import State
-from sparsefn.core.tree import Tree, check_like, leaves_of
+from sparsefn.core.tree import Tree, check_like, leaves_of, wide
 from sparsefn.nn.modules.calls import Call, quiet_call
+from sparsefn.nn.modules.params import buffers_of
 from sparsefn.nn.modules.wrappers import Named
 from sparsefn.posttraining.calibration.cache import CachedTree, read_tree
 
@@ -28,6 +30,9 @@ def errors_of(
 ) -> Errors:
     """The errors of a part of a model against what it returned before, as functions of
     its params: one a call, for a loss of (student, teacher, tokens).
+
+    A part of 16 bits runs in float32: in float16 the gradient of a mean over many
+    outputs would be 0.
 
     >>> import torch
     >>> from sparsefn.posttraining.calibration.cache import cache_tree, in_memory
@@ -55,8 +60,23 @@ def _error(
     tokens: Tensor | None,
     params: Mapping[str, Tensor],
 ) -> Tensor:
-    student = first_floats(quiet_call(part, params)(call))
-    return loss(student, teacher, tokens)
+    args, kwargs = widened(call)
+    run = quiet_call(part, widened(params), widened(buffers_of(part.module)))
+    return loss(first_floats(run((args, kwargs))), wide(teacher), tokens)
+
+
+def widened(tree: Any) -> Any:
+    """The tree with its floating-point tensors in float32, or as they are if wider.
+
+    >>> import torch
+    >>> widened((torch.ones(1, dtype=torch.float16), 2))
+    (tensor([1.]), 2)
+    """
+    return optree.tree_map(_wide_if_floats, tree)
+
+
+def _wide_if_floats(x: Any) -> Any:
+    return wide(x) if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
 def recovered_with(state: State, recover: Recover, errors: Errors) -> State:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import optree
 import torch
@@ -14,10 +13,15 @@ from sparsefn.algorithms.combine.with_optimizer import with_optimizer
 from sparsefn.algorithms.static import from_masks
 from sparsefn.core.checks import check_call, check_int, described
 from sparsefn.core.state import State, effective
-from sparsefn.core.tree import Tree, all_finite, flatten, wide
+from sparsefn.core.tree import Tree, all_finite, flatten
 from sparsefn.nn.checkpoint.folders import some
 from sparsefn.optim.base import Optimizer
-from sparsefn.posttraining.calibration.targets import Compare, Errors, Recover
+from sparsefn.posttraining.calibration.targets import (
+    Compare,
+    Errors,
+    Recover,
+    widened,
+)
 from sparsefn.posttraining.curvature.derivatives import gradient_and_value_at
 from sparsefn.posttraining.recovery.losses import mean_square
 
@@ -73,11 +77,11 @@ def blockwise(
         ValueError: `epochs` is negative, or, in the function, the loss or a trained
             weight is not finite.
 
-    All leaves of the layer are trained, norms and biases too. Leaves of 16 bits train
-    in float32 and are rounded once, at the end. Masks stay, and so do the zeros,
-    exactly. The teacher is the layer with the weights that it had at first, and
-    what both get are the inputs that calibration carries: from layers before it that
-    are pruned and trained, or from "dense" ones.
+    All leaves of the layer are trained, norms and biases too. A layer of 16 bits runs
+    and trains in float32, and its leaves are rounded once, at the end. Masks stay, and
+    so do the zeros, exactly. The teacher is the layer with the weights that it had at
+    first, and what both get are the inputs that calibration carries: from layers before
+    it that are pruned and trained, or from "dense" ones.
 
     The authors' code trains on the same inputs and outputs, with AdamW and a mean
     squared error. Guo et al. 2024, arXiv 2402.12419.
@@ -89,13 +93,12 @@ def blockwise(
     def recovered(state: State, errors: Errors) -> State:
         algorithm = with_optimizer(from_masks(state.masks), optimizer)
         # 16 bits would lose small steps, and the squares of gradients in Adam
-        trained = algorithm.init(optree.tree_map(_widened, state.params))
+        trained = algorithm.init(widened(state.params))
         seen = list[Tensor]()
         step = 0
         for _ in range(epochs):
             for error in errors(loss):
-                narrow = _of_narrow(error, state.params)
-                grads, value = gradient_and_value_at(narrow, effective(trained))
+                grads, value = gradient_and_value_at(error, effective(trained))
                 trained = algorithm.update(trained, grads, step)
                 seen.append(value)
                 step += 1
@@ -106,17 +109,8 @@ def blockwise(
     return recovered
 
 
-def _widened(leaf: Tensor) -> Tensor:
-    return wide(leaf) if leaf.is_floating_point() else leaf
-
-
 def _as_before(leaf: Tensor, old: Tensor) -> Tensor:
     return leaf.to(old.dtype)
-
-
-def _of_narrow(error: Callable[[Any], Tensor], old: Tree) -> Callable[[Any], Tensor]:
-    # The layer runs with weights of its own dtypes, and gradients reach the wide ones.
-    return lambda params: error(optree.tree_map(_as_before, params, old))
 
 
 def _check_finite(params: Tree, wide_params: Tree, seen: Sequence[Tensor]) -> None:

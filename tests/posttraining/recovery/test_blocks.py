@@ -321,6 +321,36 @@ def test_blocks_of_16_bits_train_in_float32_and_are_rounded_once(dtype, rate):
     assert {leaf.dtype for leaf in state.params.values()} == {dtype}
 
 
+def test_gradients_smaller_than_float16_has_reach_the_weights():
+    # Of a mean over many outputs.
+    def tiny(student, teacher, tokens):
+        return 1e-9 * sf.recovery.mean_square(student, teacher, tokens)
+
+    model = net().to(torch.float16)
+    x = inputs().to(torch.float16)
+    before = pruned(None, model, x)
+    adam = sf.optimizers.adam(3e-3, eps=1e-20)
+    after = pruned(blockwise(adam, epochs=20, loss=tiny), model, x)
+    for one, other in zip(before, after, strict=True):
+        assert other.error < 0.9 * one.error
+
+
+def test_buffers_of_16_bits_are_widened_and_left_as_they_were():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16)).half().eval()
+
+    def error(recover):
+        layer = nn.Sequential(model)
+        options = {"of": "square", "recover": recover}
+        x = inputs().half()
+        [block] = by_block(layer, None, ["0.*"], prune, x, **options)
+        return block.error
+
+    recover = blockwise(sf.optimizers.adam(1e-2), epochs=20)
+    assert error(recover) < 0.9 * error(None)
+    assert model[1].running_var.dtype == torch.float16
+
+
 def test_steps_smaller_than_16_bits_tell_apart_add_up():
     def recover(epochs):
         adam = sf.optimizers.adam(1e-5)
