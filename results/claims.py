@@ -104,9 +104,10 @@ SECTIONS = {
         "which every method reads. Only SparseGPT changes weights. Learned masks have "
         "100 steps of 16 windows and a learning rate that is tuned on one seed; "
         "all but ProxSparse's start at Wanda's masks. MaskPro has the best of three "
-        "rates, as rates towards 0 only keep Wanda's masks. ProxSparse's strength, "
-        "0.05, and the scale of MaskPro's first logits, 3, were chosen by hand on that "
-        "seed.",
+        "rates, as rates towards 0 only keep Wanda's masks. MaskLLM has no "
+        "reward for the norm of the weights that it keeps (norm=0.0). ProxSparse's "
+        "strength, 0.05, and the scale of MaskPro's first logits, 3, were chosen by "
+        "hand on that seed.",
     ),
     "recovery": Section(
         "Recovery of a tiny LLaMA",

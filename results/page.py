@@ -299,11 +299,17 @@ class Page:
         return self._recovered("error", "test error, %", 2)
 
     def _recovered(self, what: str, unit: str, digits: int) -> list[str]:
+        zeros = {row["arm"]: row for row in self.all["zeros"]}
         cells = [
-            [row["arm"], with_interval(row, digits, sign=False)]
+            [
+                row["arm"],
+                with_interval(row, digits, sign=False),
+                "{kept} of {n}".format(**zeros[row["arm"]]),
+            ]
             for row in self.all["recovered"][what]
         ]
-        return table(("", unit), cells) if cells else []
+        head = ("", unit, "seeds with the pruned model's zeros")
+        return table(head, cells) if cells else []
 
     def _collapse(self) -> list[str]:
         ratios = list(

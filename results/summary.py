@@ -176,6 +176,19 @@ def lost(rows: Mapping[Key, Row]) -> list[Row]:
     return made
 
 
+def zeros_kept(rows: Mapping[Key, Row]) -> list[Row]:
+    """In how many seeds a model of "recovery" has as many zeros as the pruned one."""
+    found: dict[str, list[bool]] = {}
+    for (group, arm, level, seed), row in sorted(rows.items(), key=lambda r: r[0]):
+        model, _ = arm.split(", ") if group == "recovery" else ("", "")
+        pruned = rows.get((group, f"{model}, pruned", level, seed))
+        if pruned is not None:
+            found.setdefault(arm, []).append(row["zeros"] == pruned["zeros"])
+    return [
+        {"arm": arm, "kept": sum(kept), "n": len(kept)} for arm, kept in found.items()
+    ]
+
+
 def diverged(rows: Mapping[Key, Row]) -> list[Row]:
     """The arms with runs that ended with the loss of a guess, as where all units of a
     layer are dead.
@@ -235,6 +248,7 @@ def summarised(rows: Mapping[Key, Row], plan: Plan) -> dict[str, Any]:
         "bits": arms(rows, "text", "bits"),
         "learned": lost(rows),
         "recovered": {what: arms(rows, "recovery", what) for what in ("bits", "error")},
+        "zeros": zeros_kept(rows),
         "python": sorted({row["python"] for row in rows.values() if "python" in row}),
         "explored": arms(rows, "small", "explored"),
         "alone": arms(rows, "small", "member"),

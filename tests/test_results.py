@@ -556,6 +556,16 @@ def test_bits_more_than_dense_have_a_standard_error() -> None:
     assert "| Wanda | 50 | +0.500 |  | 1 of 1 |" in shown
 
 
+def test_zeros_are_compared_with_the_pruned_model_of_the_seed() -> None:
+    rows: dict[Key, Row] = {}
+    for seed, zeros in enumerate((70, 60)):
+        for way, found in (("dense", 0), ("pruned", 70 + seed), ("logits", zeros)):
+            key = ("recovery", f"LLaMA, {way}", "70", seed)
+            rows[key] = row(*key, zeros=found)
+    kept = {found["arm"]: found["kept"] for found in summary.zeros_kept(rows)}
+    assert kept == {"LLaMA, dense": 0, "LLaMA, pruned": 2, "LLaMA, logits": 1}
+
+
 def test_a_published_difference_of_perplexities_is_in_bits() -> None:
     assert summary.gain({"a": 4.0, "b": 16.0, "perplexity": True}) == 2.0
     assert summary.gain({"a": 92.9, "b": 91.5}) == 1.4
