@@ -9,7 +9,11 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, fx, nn
 
-from sparsefn.shrinking.attributes import set_configs
+from sparsefn.shrinking.config_numbers import (
+    LAYER_NUMBERS,
+    layer_numbers,
+    set_configs,
+)
 from sparsefn.shrinking.residuals import (
     Residual,
     are_zero,
@@ -259,7 +263,7 @@ def _shorten(
     old: list[tuple[dict[str, Any], str, Any]] = []
     seen = set[int]()
     for part in small.modules():
-        config = getattr(part, "config", None)
+        config: Any = getattr(part, "config", None)
         if not hasattr(config, "__dict__") or id(config) in seen:
             continue
         seen.add(id(config))
@@ -269,6 +273,15 @@ def _shorten(
             if left is not None:
                 old.append((held, key, value))
                 held[key] = left
+        numbers = layer_numbers(config)
+        left = _entries_without(
+            [numbers.get(i, {}) for i in range(held.get("num_hidden_layers", 0))],
+            model,
+            items,
+        )
+        if numbers and left is not None:
+            old.append((held, LAYER_NUMBERS, held[LAYER_NUMBERS]))
+            config.per_layer_config = dict(enumerate(left))
     return old
 
 

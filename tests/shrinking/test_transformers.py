@@ -85,6 +85,85 @@ def test_a_smaller_llama_is_saved_with_a_smaller_config_and_generates(tmp_path):
     )
 
 
+def step(**sizes):
+    """Layers of one head count each, as `per_layer_config` says."""
+    made = pytest.importorskip("transformers.models.step3p7.modeling_step3p7")
+    config = transformers.Step3p7TextConfig(
+        **{**SIZES, "num_hidden_layers": 4},
+        num_key_value_heads=4,
+        num_sliding_attention_heads=4,
+        head_dim=8,
+        sliding_window=16,
+        layer_types=["full_attention", "sliding_attention"] * 2,
+        mlp_layer_types=["dense"] * 4,
+        pad_token_id=0,
+    )
+    model = made.Step3p7TextModel(config).eval()
+    for param in model.parameters():
+        nn.init.normal_(param, std=0.3)
+    return model
+
+
+def without_heads(model, pruned):
+    """A state without the last heads of keys of some layers, and what reads them."""
+    params = sf.modules.params_of(model)
+    masks = {path: torch.ones_like(x, dtype=torch.bool) for path, x in params.items()}
+    for i, heads in pruned.items():
+        start = f"layers.{i}.self_attn."
+        for name in ("q_proj", "k_proj", "v_proj", "g_proj"):
+            mask = masks[f"{start}{name}.weight"]
+            mask[len(mask) * (4 - heads) // 4 :] = False
+        mask = masks[f"{start}o_proj.weight"]
+        mask[:, mask.shape[1] * (4 - heads) // 4 :] = False
+    return sf.State(params, masks)
+
+
+def loaded(model, path):
+    """The model from its folder, which computes the same."""
+    model.save_pretrained(path)
+    again = type(model).from_pretrained(path).eval()
+    torch.testing.assert_close(again(**WORDS)[0], model(**WORDS)[0])
+    return again
+
+
+@pytest.mark.deep
+def test_layers_of_different_heads_are_in_the_config(tmp_path):
+    model = step()
+    state = without_heads(model, {1: 2, 2: 1, 3: 1})
+    small = sf.shrink(model, state, WORDS)
+    masked = sf.modules.call(model, state, **WORDS)[0]
+    torch.testing.assert_close(small(**WORDS)[0], masked, atol=1e-4, rtol=1e-4)
+    layers = loaded(small, tmp_path).config.per_layer_config
+    heads = [(x.num_attention_heads, x.num_key_value_heads) for x in layers]
+    assert heads == [(8, 4), (2, 2), (6, 3), (3, 3)]
+    assert [x.sliding_window for x in layers] == [16] * 4
+
+
+@pytest.mark.deep
+def test_layers_keep_their_numbers_when_others_go(tmp_path):
+    model = step()
+    layers = sf.shrinking.layers(model, WORDS, by="module")
+    state = sf.State(sf.modules.params_of(model), layers.masks([0, 3]))
+    small = sf.shrink(model, state, WORDS, groups=layers)
+    kept = loaded(small, tmp_path).config.per_layer_config
+    assert [x.num_attention_heads for x in kept] == [4, 8]
+
+
+@pytest.mark.deep
+def test_a_number_that_is_a_size_by_chance_stays():
+    # No example of 6 tokens shows a window of 48.
+    config = transformers.MistralConfig(
+        num_key_value_heads=4, sliding_window=48, **SIZES
+    )
+    model = transformers.MistralForCausalLM(config).eval()
+    groups = sf.shrinking.groups(model, WORDS)
+    algorithm = sf.one_shot(0.5, pattern=groups.pattern())
+    params = sf.modules.params_of(model)
+    state = algorithm.update(algorithm.init(params), params, 0)
+    small = sf.shrink(model, state, WORDS, groups=groups)
+    assert (small.config.intermediate_size, small.config.sliding_window) == (24, 48)
+
+
 @pytest.mark.deep
 def test_no_llama_is_built_of_uneven_widths_yet():
     # Once this fails, `shrink` can write `per_layer_config`, and the recipes of LLaMA
