@@ -164,6 +164,33 @@ def test_items_without_a_forward():
     assert made.form == "class" and len(made.module.parts) == 2
 
 
+class Unread(nn.Module):
+    """Two layers, and nothing reads the sum of the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = Mlp()
+        self.second = Mlp()
+
+    def forward(self, x):
+        x = self.first(x)
+        self.second(x)
+        return x
+
+
+@pytest.mark.parametrize(("gone", "left"), [(0, "second"), (1, "first")])
+def test_a_layer_that_nothing_reads_stays_and_goes_as_any_other(gone, left):
+    net = Unread().eval()
+    layers = sf.shrinking.layers(net, V)
+    state = sf.State(sf.modules.params_of(net), layers.masks([gone]))
+    small = sf.shrinking.smaller(net, state, V, groups=layers, form="program").module
+    assert {name.split(".")[0] for name, _ in small.named_parameters()} == {left}
+    assert sum(p.numel() for p in small.parameters()) == layers.cost([gone]) == 76
+    flops = sf.shrinking.weights(small, V).priced("flops", None, False, None)
+    assert flops.cost(list(flops.sizes.values())) == layers.cost([gone], "flops")
+    torch.testing.assert_close(small(V), sf.modules.bake(net, state)(V))
+
+
 class Cut(nn.Module):
     """A norm outside of the list that a branch is made of."""
 
