@@ -19,9 +19,9 @@ from sparsefn.shrinking.attributes import (
     guesses,
     node_sizes,
     outputs_of,
-    set_configs,
     settle,
 )
+from sparsefn.shrinking.configs import set_configs
 from sparsefn.shrinking.plan import PruningPlan
 from sparsefn.shrinking.rewrites import RULES, Rewrite, aten, refused, scale
 from sparsefn.shrinking.small_layers import (

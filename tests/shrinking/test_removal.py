@@ -385,6 +385,54 @@ def test_lists_of_configs_lose_the_entries_of_layers_where_outputs_need_it():
     assert net.config.kinds == ["tanh", "relu", "tanh", "relu"]
 
 
+class Told(nn.Module):
+    """As many blocks as its config says."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList([Mlp() for _ in range(config.depth)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_numbers_and_lists_of_configs_that_are_as_long_by_chance_stay():
+    config = SimpleNamespace(depth=3, window=3, tokens=[5, 6, 7])
+    made = removed(Told(config).eval(), V, [0])
+    assert made.form == "class" and made.notes == ()
+    left = {"depth": 2, "window": 3, "tokens": [5, 6, 7]}
+    assert vars(made.module.config) == left
+
+
+class Kinds:
+    """A config that cannot be made of other kinds than it has layers."""
+
+    def __init__(self, depth, kinds, tokens):
+        if len(kinds) != depth:
+            raise ValueError(f"expected {depth} kinds, got {len(kinds)}")
+        self.depth = depth
+        self.kinds = kinds
+        self.tokens = tokens
+
+    def to_dict(self):
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, given):
+        return cls(**given)
+
+
+def test_configs_can_be_made_again():
+    config = Kinds(3, ["a", "b", "c"], [5, 6, 7])
+    made = removed(Told(config).eval(), V, [1])
+    assert made.form == "class" and made.notes == ()
+    left = {"depth": 2, "kinds": ["a", "c"], "tokens": [5, 6, 7]}
+    assert made.module.config.to_dict() == left
+
+
 class Fixed(nn.Module):
     """Code that needs every item of its list."""
 
