@@ -315,7 +315,7 @@ def _run(small: nn.Module, works: Works, wanted: Outputs, keeps: Any) -> Trial:
         if wrong:
             return
         if error is not None:
-            wrong.append((path, f"fails: {line_of(error)}"))
+            wrong.append((path, f"fails: {error_line(error)}"))
         elif far == len(wanted) or wanted[far][0] != path:
             wrong.append((path, "runs where another module did"))
         elif not _alike(outs, wanted[far][1], keeps):
@@ -379,11 +379,11 @@ def _keeps(plan: PruningPlan) -> dict[tuple[int, int], list[Tensor]]:
     return {sizes: list(some.values()) for sizes, some in made.items()}
 
 
-def line_of(error: BaseException) -> str:
-    """The first line of an error's text, or the name of its class.
+def error_line(error: BaseException) -> str:
+    """The first line of an error, or its type.
 
-    >>> line_of(ValueError("one\\ntwo")), line_of(KeyError())
-    ('one', 'KeyError')
+    >>> error_line(KeyError())
+    'KeyError'
     """
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0]

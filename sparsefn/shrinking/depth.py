@@ -288,15 +288,17 @@ class Layers:
         return whole.value([len(label) for label in whole.labels])
 
     def _live(self, lost: Set[int]) -> set[fx.Node | str]:
-        # The operations that the outputs need without some layers, and the parameters
-        # that these read, by their first names: layers may share them.
+        # The operations that are left without some layers, and the parameters that
+        # these read, by their first names: layers may share them. An operation that
+        # nothing reads stays, with what it reads.
         graph = self.analysis.graph
         first = {id(x): name for name, x in graph.named_parameters()}
         held = tensors_of(graph)
         skips = {one.sum: one.skip for i in lost for one in self.layers[i].branches}
         live = set[fx.Node | str]()
         for node in reversed(graph.graph.nodes):
-            if node not in live and node.op != "output":
+            is_end = not node.users and node.op != "get_attr"
+            if node not in live and not is_end:
                 continue
             if node.op == "get_attr":
                 name = first.get(id(held[str(node.target)]))

@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, fx, nn
 
-from sparsefn.shrinking.config_numbers import (
+from sparsefn.shrinking.configs import (
     LAYER_NUMBERS,
+    is_told,
     layer_numbers,
     set_configs,
 )
@@ -32,6 +33,8 @@ _COUNTED = (nn.TransformerEncoder, nn.TransformerDecoder)  # keep `num_layers`
 # What changes for the outputs. A number that is the length of a list may be so by
 # chance, such as a number of heads; a list of that length hardly ever is.
 _Change = Literal["nothing", "lists", "lists and numbers"]
+# of configs: what holds each, by which key, and what it was
+_Lists = list[tuple[dict[str, Any], str, Any]]
 _CHANGES: tuple[_Change, ...] = ("nothing", "lists", "lists and numbers")
 
 
@@ -140,9 +143,9 @@ def shorter(model: nn.Module, items: Sequence[str], works: Works) -> Shorter | N
     config's list of that length. The tensors are the model's.
     """
     for places, change in itertools.product((True, False), _CHANGES):
-        small, names = _without(model, items, places, change)
+        small, names, cut = _without(model, items, places, change)
         if works(small):
-            notes = _configs(small, model, items, change, works)
+            notes = _configs(small, model, items, cut, works)
             return Shorter(small, names, notes)
     return None
 
@@ -167,12 +170,11 @@ def _lengths(model: nn.Module, items: Sequence[str]) -> dict[str, tuple[int, int
 
 def _without(
     model: nn.Module, items: Sequence[str], places: bool, change: _Change
-) -> tuple[nn.Module, dict[str, str | None]]:
+) -> tuple[nn.Module, dict[str, str | None], _Lists]:
     small = with_tensors(model)
     names: dict[str, str | None] = {name: name for name in named_tensors(model)}
     lists = _lists(model, items)
-    if change != "nothing":
-        _shorten(small, model, items)
+    cut = [] if change == "nothing" else _shorten(small, model, items)
     for path, (before, after) in _lengths(model, items).items():
         part = small.get_submodule(path)
         if places:
@@ -191,7 +193,7 @@ def _without(
         _rename(names, path, _cut(part, gone))
         if isinstance(owner, _COUNTED):
             owner.num_layers = len(part._modules)
-    return small, names
+    return small, names, cut
 
 
 def _cut(part: nn.Module, gone: Sequence[str]) -> dict[str, str | None]:
@@ -255,12 +257,10 @@ def _plain(owner: nn.Module) -> Iterator[dict[str, Any]]:
         yield vars(config)
 
 
-def _shorten(
-    small: nn.Module, model: nn.Module, items: Sequence[str]
-) -> list[tuple[dict[str, Any], str, Any]]:
+def _shorten(small: nn.Module, model: nn.Module, items: Sequence[str]) -> _Lists:
     # Lists of configs with an entry for each item, such as the kinds of the layers,
-    # lose the entries; where they are held, by which key, and what they were.
-    old: list[tuple[dict[str, Any], str, Any]] = []
+    # lose the entries; so do the numbers of layers.
+    old: _Lists = []
     seen = set[int]()
     for part in small.modules():
         config: Any = getattr(part, "config", None)
@@ -301,17 +301,30 @@ def _configs(
     small: nn.Module,
     model: nn.Module,
     items: Sequence[str],
-    change: _Change,
+    cut: _Lists,
     works: Works,
 ) -> tuple[str, ...]:
-    # The configs become those of the copy; where they cannot, their lists stay as they
-    # were, unless the outputs need the shorter ones.
-    old = _shorten(small, model, items) if change == "nothing" else []
+    # The configs become those of the copy: with their lists as they were, or else
+    # without the entries of items, where a new model or the outputs need that.
     pairs = list(_lengths(model, items).values())
-    same_paths, _ = _without(model, items, False, "nothing")
-    said = dict(set_configs(small, model, pairs, works, same_paths))
-    why = tuple(reason for reason in said.values() if reason)
-    if why:
-        for held, key, value in old:
-            held[key] = value
+    same_paths, _, _ = _without(model, items, False, "nothing")
+
+    def said() -> tuple[str, ...]:
+        told = dict(set_configs(small, model, pairs, works, same_paths))
+        return tuple(reason for reason in told.values() if reason)
+
+    why = said()
+    if why and not cut:
+        cut = _shorten(small, model, items)
+        still = said() if cut else why
+        if still:
+            for held, key, value in cut:
+                held[key] = value
+            return why
+        why = still
+    for held, key, value in () if why else cut:
+        left = held[key]
+        held[key] = value
+        if not (is_told(small) and works(small)):
+            held[key] = left
     return why

@@ -249,14 +249,15 @@ def without_branches(
     """A copy of a program without some branches, and without the parameters and buffers
     that it then does not read.
 
-    Tensors that the program did not read either stay, and so do all names of a tensor
-    that it reads by one of them, each with its node. Without branches to remove it is
-    the program itself.
+    Tensors that the program did not read either stay, and so do operations that nothing
+    read, and all names of a tensor that it reads by one of them, each with its node.
+    Without branches to remove it is the program itself.
     """
     if not found:
         return program
     made = with_tensors(program)
     twins = dict(zip(program.graph.nodes, made.graph.nodes, strict=True))
+    ends = {twins[node] for node in program.graph.nodes if not node.users}
     gone = set[fx.Node]()
     for one in reversed(found):
         if one.sum in gone:  # inside a branch that is gone
@@ -268,7 +269,7 @@ def without_branches(
                 made.graph.erase_node(twins[node])
     # masks and sizes are found by the first name of a tensor, which may have no reader
     made.graph.eliminate_dead_code(
-        lambda node: node.op == "get_attr" or node.is_impure()
+        lambda node: node.op == "get_attr" or node in ends or node.is_impure()
     )
     unread = _read(program) - _read(made)
     held = tensors_of(made)

@@ -7,9 +7,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsefn as sf
+from sparsefn.shrinking.analysis import analyse
 from sparsefn.shrinking.groups import groups
+from sparsefn.shrinking.plan import folded_biases, free
 from sparsefn.shrinking.proof import Proof
 from sparsefn.shrinking.rebuild import program
+from sparsefn.shrinking.removal import zero_branches
+from sparsefn.shrinking.residuals import without_branches
 
 TOLERANCE = 1e-9
 NARROW = torch.float32, torch.float16, torch.bfloat16
@@ -70,11 +74,12 @@ def differs(masked, small, example, exact=None):
     return Proof(masked, example).differs(small, exact)
 
 
-def check_outputs(wanted, small, example, what):
+def check_outputs(wanted, small, example, what, tolerance=TOLERANCE, least=1.0):
+    """The outputs differ by this part of the largest value, or of `least`."""
     got = outputs(small, example)
     assert [x.shape for x in wanted] == [x.shape for x in got], what
     for x, y in zip(wanted, got, strict=True):
-        atol = TOLERANCE * max(1.0, float(x.double().abs().max()))
+        atol = tolerance * max(least, float(x.double().abs().max()))
         torch.testing.assert_close(
             y, x, rtol=0, atol=atol, msg=lambda text: f"{what}: {text}"
         )
@@ -113,3 +118,36 @@ def check(model, example, *, seed=0, counted=False, forms=(None,), found=None):
         check_outputs(wanted, made.module, example, f"form={form}")
         check_sizes(made.module, masks, f"form={form}", exact=False)
     return found, gone
+
+
+def check_layers(model, example, layers, masks, *, forms=()):
+    """Masked == small in float64, to 1e-10 of the largest value, under masks of whole
+    layers: the program, and what `shrink` makes in these forms.
+
+    Gives back how many parameters the program has, and what was made in the forms.
+    """
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    # a parameter that a weight is computed from has a mask without dimensions
+    masked = {name: p * masks[name] for name, p in params.items()}
+    wanted = outputs(model, example, masked)
+    small = without_layers(layers, masks, params)
+    check_outputs(wanted, small, example, "the program", 1e-10, 0.0)
+    state = sf.State(params, masks)
+    results = []
+    for form in forms:
+        made = sf.shrinking.smaller(model, state, example, form=form, groups=layers)
+        check_outputs(wanted, made.module, example, f"form={form}", 1e-10, 0.0)
+        results.append(made)
+    return entries(small), results
+
+
+def without_layers(layers, masks, params):
+    """The traced program of a model without the layers that masks prune."""
+    graph = layers.analysis.graph
+    short = without_branches(graph, zero_branches(graph, masks))
+    plan = free(analyse(short, masks, counted=True, equal_parts=False))
+    return program(plan, folded_biases(plan, params))
+
+
+def entries(model):
+    return sum(p.numel() for p in model.parameters())

@@ -484,3 +484,22 @@ def test_configs_that_the_forward_reads_stay():
     made, _, _ = same(drawn(Reads(Config())), torch.randn(2, 6))
     note = "the config of the Reads keeps its numbers: others give other outputs"
     assert made.model.config == Config() and made.notes == (note,)
+
+
+@dataclasses.dataclass
+class Rows(Config):
+    rows: int = 8
+    window: int = 8
+
+
+class Grouped(Own):
+    """Its forward reads a number of its config that no new model shows."""
+
+    def forward(self, x):
+        rows = self.one(x).relu().reshape(-1, self.config.rows)
+        return self.two(rows)
+
+
+def test_numbers_of_configs_that_only_the_forward_reads_change():
+    made, _, _ = same(drawn(Grouped(Rows())), torch.randn(2, 6))
+    assert made.model.config.inner == made.model.config.rows == 4 and not made.notes

@@ -164,6 +164,33 @@ def test_items_without_a_forward():
     assert made.form == "class" and len(made.module.parts) == 2
 
 
+class Unread(nn.Module):
+    """Two layers, and nothing reads the sum of the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = Mlp()
+        self.second = Mlp()
+
+    def forward(self, x):
+        x = self.first(x)
+        self.second(x)
+        return x
+
+
+@pytest.mark.parametrize(("gone", "left"), [(0, "second"), (1, "first")])
+def test_a_layer_that_nothing_reads_stays_and_goes_as_any_other(gone, left):
+    net = Unread().eval()
+    layers = sf.shrinking.layers(net, V)
+    state = sf.State(sf.modules.params_of(net), layers.masks([gone]))
+    small = sf.shrinking.smaller(net, state, V, groups=layers, form="program").module
+    assert {name.split(".")[0] for name, _ in small.named_parameters()} == {left}
+    assert sum(p.numel() for p in small.parameters()) == layers.cost([gone]) == 76
+    flops = sf.shrinking.weights(small, V).priced("flops", None, False, None)
+    assert flops.cost(list(flops.sizes.values())) == layers.cost([gone], "flops")
+    torch.testing.assert_close(small(V), sf.modules.bake(net, state)(V))
+
+
 class Cut(nn.Module):
     """A norm outside of the list that a branch is made of."""
 
@@ -356,6 +383,54 @@ def test_lists_of_configs_lose_the_entries_of_layers_where_outputs_need_it():
     assert made.module.config.kinds == ["tanh", "tanh", "relu"]
     assert made.module.config.heads == 4
     assert net.config.kinds == ["tanh", "relu", "tanh", "relu"]
+
+
+class Told(nn.Module):
+    """As many blocks as its config says."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList([Mlp() for _ in range(config.depth)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_numbers_and_lists_of_configs_that_are_as_long_by_chance_stay():
+    config = SimpleNamespace(depth=3, window=3, tokens=[5, 6, 7])
+    made = removed(Told(config).eval(), V, [0])
+    assert made.form == "class" and made.notes == ()
+    left = {"depth": 2, "window": 3, "tokens": [5, 6, 7]}
+    assert vars(made.module.config) == left
+
+
+class Kinds:
+    """A config that cannot be made of other kinds than it has layers."""
+
+    def __init__(self, depth, kinds, tokens):
+        if len(kinds) != depth:
+            raise ValueError(f"expected {depth} kinds, got {len(kinds)}")
+        self.depth = depth
+        self.kinds = kinds
+        self.tokens = tokens
+
+    def to_dict(self):
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, given):
+        return cls(**given)
+
+
+def test_configs_can_be_made_again():
+    config = Kinds(3, ["a", "b", "c"], [5, 6, 7])
+    made = removed(Told(config).eval(), V, [1])
+    assert made.form == "class" and made.notes == ()
+    left = {"depth": 2, "kinds": ["a", "c"], "tokens": [5, 6, 7]}
+    assert made.module.config.to_dict() == left
 
 
 class Fixed(nn.Module):

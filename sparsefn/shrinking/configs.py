@@ -1,4 +1,5 @@
-"""Numbers in configs of modules, and a search for those of a smaller model.
+"""Configs of smaller models: their numbers become those of which a new model has the
+same sizes.
 
 Layers may differ in `per_layer_config` of transformers: the numbers that each layer has
 in place of the config's.
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from sparsefn.shrinking.attributes import Guess, Trial, line_of, search
+from sparsefn.shrinking.attributes import Guess, Trial, error_line, search
 from sparsefn.shrinking.values import named_module, named_tensors
 
 BUILDS = 100  # of a model on the meta device in search of numbers
@@ -44,20 +45,15 @@ def set_configs(
     tensors' shapes or in `sizes` (before, after); with the choice that gives more of
     the shapes, in at most BUILDS new models. These have to have the same tensors and
     tables in the end, and the smaller model has to work with their attributes, such as
-    numbers of heads. Where that cannot be, a config stays as it was, so that it is not
-    taken for one of the smaller model.
+    numbers of heads. Numbers that none of this needs stay. Where that cannot be, a
+    config stays as it was, so that it is not taken for one of the smaller model.
 
     Where modules went, `same_paths` is the model without them, so that the others are
     where they are in the smaller model.
     """
-    done: list[str] = []
     before = dict(model.named_modules())
     same = before if same_paths is None else dict(same_paths.named_modules())
-    for path, part in small.named_modules():
-        inside = any(f"{path}.".startswith(one) for one in done)
-        if inside or not hasattr(getattr(part, "config", None), "__dict__"):
-            continue
-        done.append(f"{path}." if path else "")
+    for path, part in _configured(small):
         whole = before[path] if path in before else same[path]
         if _shapes(part) == _shapes(whole) and _attributes(part) == _attributes(whole):
             continue
@@ -70,6 +66,28 @@ def set_configs(
             name = named_module(small, path)
             why = f"the config of {name} keeps its numbers: {why}"
         yield path, why
+
+
+def is_told(small: nn.Module) -> bool:
+    """Whether new models from the configs in a model have its shapes and attributes.
+
+    >>> is_told(nn.ReLU())
+    True
+    """
+    return all(
+        not _refused(part.config) and _trial(part).done
+        for _, part in _configured(small)
+    )
+
+
+def _configured(small: nn.Module) -> Iterator[tuple[str, Any]]:
+    # The outermost modules that have configs.
+    done: list[str] = []
+    for path, part in small.named_modules():
+        inside = any(f"{path}.".startswith(one) for one in done)
+        if not inside and hasattr(getattr(part, "config", None), "__dict__"):
+            done.append(f"{path}." if path else "")
+            yield path, part
 
 
 class _Numbers(NamedTuple):
@@ -115,18 +133,37 @@ def _set(
     works: Callable[[], bool],
 ) -> str:
     # The numbers of one config; why they cannot be set.
-    why = _fit(part, whole, numbers.places, sizes) or _adopt(part, works)
+    why = _fit(part, whole, numbers.places, sizes) or _unproven(part, whole, works)
     if why and has_layer_numbers(part.config):
         for exact in (False, True):
             numbers.put_back()
             if not _fit_layers(part, same, sizes, exact):
                 break
-            if not _adopt(part, works):
+            if not _unproven(part, whole, works):
                 why = ""
                 break
     if not why:
-        _give_back(part, numbers, works)
+        _give_back(part, whole, numbers, works)
     return why
+
+
+def _unproven(part: Any, whole: Any, works: Callable[[], bool]) -> str:
+    # Why the config of a part may not be what it has become.
+    refused = _refused(part.config)
+    if refused and not _refused(whole.config):
+        return refused
+    return _other_tables(part) or _adopt(part, works)
+
+
+def _refused(config: Any) -> str:
+    # Why a config cannot be made again of what it is saved as.
+    if not hasattr(config, "to_dict") or not hasattr(type(config), "from_dict"):
+        return ""
+    try:
+        type(config).from_dict(config.to_dict())
+    except Exception as error:  # a config's own code fails in any way
+        return f"a {type(config).__name__} of others fails: {error_line(error)}"
+    return ""
 
 
 def _classes(part: nn.Module, whole: nn.Module) -> str:
@@ -179,6 +216,21 @@ def _fit(
     return search(lambda _: numbers, lambda: _trial(part, inside), BUILDS).why
 
 
+def _give_back(
+    part: Any, whole: Any, numbers: _Numbers, works: Callable[[], bool]
+) -> None:
+    # A number that changes nothing stays: it was the size of something else by chance,
+    # such as the window of an attention, and wrong where no example shows it.
+    for held, key, old in list(numbers.changes()):
+        new = held[key]
+        held[key] = old
+        if _trial(part).why or _unproven(part, whole, works):
+            held[key] = new
+    if _by_layer(part.config):
+        # without what is as in the config
+        part.config.per_layer_config = layer_numbers(part.config)
+
+
 def _new(part: Any, device: str) -> nn.Module:
     with torch.random.fork_rng(), torch.device(device):
         made: nn.Module = type(part)(copy.deepcopy(part.config))
@@ -190,7 +242,7 @@ def _trial(part: nn.Module, inside: str = "") -> Trial:
     try:
         made = _new(part, "meta")
     except Exception as error:  # a model's own code fails in any way
-        why = f"with others {type(part).__name__} fails: {line_of(error)}"
+        why = f"with others {type(part).__name__} fails: {error_line(error)}"
         return Trial((-math.inf, 0), False, why)
     wanted = _shapes(part, inside)
     got = _shapes(made, inside)
@@ -208,11 +260,21 @@ def _trial(part: nn.Module, inside: str = "") -> Trial:
     )
 
 
+def _other_tables(part: nn.Module) -> str:
+    # The buffers that a checkpoint does not hold.
+    saved = part.state_dict().keys()
+    tables = {name: x for name, x in part.named_buffers() if name not in saved}
+    new = _new(part, "cpu") if tables else part
+    other = [
+        name
+        for name, x in tables.items()
+        if not torch.equal(new.get_buffer(name).to(x), x)
+    ]
+    return f"others give another {other[0]}" if other else ""
+
+
 def _adopt(part: nn.Module, works: Callable[[], bool]) -> str:
     # Take the attributes of a new model, as the old ones were guessed.
-    why = _other_tables(part)
-    if why:
-        return why
     old = _attributes(part)
     new = _attributes(_new(part, "meta"))
     others = [fact for fact, value in new.items() if old.get(fact, value) != value]
@@ -225,32 +287,6 @@ def _adopt(part: nn.Module, works: Callable[[], bool]) -> str:
     paths = [".".join(filter(None, fact)) for fact in others[:3]]
     names = ", ".join(paths)
     return f"others give other outputs{f', by {names}' if names else ''}"
-
-
-def _give_back(part: Any, numbers: _Numbers, works: Callable[[], bool]) -> None:
-    # A number that changes nothing stays: it was the size of something else by chance,
-    # such as the window of an attention, and wrong where no example shows it.
-    for held, key, old in list(numbers.changes()):
-        new = held[key]
-        held[key] = old
-        if _trial(part).why or _adopt(part, works):
-            held[key] = new
-    if _by_layer(part.config):
-        # without what is as in the config
-        part.config.per_layer_config = layer_numbers(part.config)
-
-
-def _other_tables(part: nn.Module) -> str:
-    # The buffers that a checkpoint does not hold.
-    saved = part.state_dict().keys()
-    tables = {name: x for name, x in part.named_buffers() if name not in saved}
-    new = _new(part, "cpu") if tables else part
-    other = [
-        name
-        for name, x in tables.items()
-        if not torch.equal(new.get_buffer(name).to(x), x)
-    ]
-    return f"others give another {other[0]}" if other else ""
 
 
 def _shapes(model: nn.Module, inside: str = "") -> dict[str, tuple[int, ...]]:
