@@ -12,8 +12,9 @@ The files, in the order in which `sf.shrink` needs them:
   with scores (`depth_scores`).
 - `plan`: which channels go, what stays of each tensor, and what the rest costs.
 - `removal`: the model with shorter lists of modules, without layers that are zero.
-- `rebuild`: the smaller model, of the same class, whose modules keep fitting sizes
-  (`small_layers`, `attributes`), or as a program of smaller operations (`rewrites`).
+- `rebuild`: the smaller model, of the same class, whose modules and configs keep
+  fitting sizes (`small_layers`, `attributes`, `config_numbers`), or as a program of
+  smaller operations (`rewrites`).
 - `proof`: whether it gives the outputs of the masked model.
 - `shrink`: all of this in turn, `experts` for experts; `carry`: how training goes on.
 - `permute`: the same groups in another order of channels, for N:M masks.

@@ -21,7 +21,7 @@ from sparsefn.shrinking.attributes import (
     outputs_of,
     settle,
 )
-from sparsefn.shrinking.configs import set_configs
+from sparsefn.shrinking.config_numbers import set_configs
 from sparsefn.shrinking.plan import PruningPlan
 from sparsefn.shrinking.rewrites import RULES, Rewrite, aten, refused, scale
 from sparsefn.shrinking.small_layers import (

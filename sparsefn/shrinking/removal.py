@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, fx, nn
 
-from sparsefn.shrinking.configs import (
+from sparsefn.shrinking.config_numbers import (
     LAYER_NUMBERS,
     is_told,
     layer_numbers,

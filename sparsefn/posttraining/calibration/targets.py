@@ -60,16 +60,16 @@ def _error(
     tokens: Tensor | None,
     params: Mapping[str, Tensor],
 ) -> Tensor:
-    args, kwargs = widened(call)
-    run = quiet_call(part, widened(params), widened(buffers_of(part.module)))
+    args, kwargs = in_float32(call)
+    run = quiet_call(part, in_float32(params), in_float32(buffers_of(part.module)))
     return loss(first_floats(run((args, kwargs))), wide(teacher), tokens)
 
 
-def widened(tree: Any) -> Any:
+def in_float32(tree: Any) -> Any:
     """The tree with its floating-point tensors in float32, or as they are if wider.
 
     >>> import torch
-    >>> widened((torch.ones(1, dtype=torch.float16), 2))
+    >>> in_float32((torch.ones(1, dtype=torch.float16), 2))
     (tensor([1.]), 2)
     """
     return optree.tree_map(_wide_if_floats, tree)

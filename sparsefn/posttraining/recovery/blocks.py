@@ -20,7 +20,7 @@ from sparsefn.posttraining.calibration.targets import (
     Compare,
     Errors,
     Recover,
-    widened,
+    in_float32,
 )
 from sparsefn.posttraining.curvature.derivatives import gradient_and_value_at
 from sparsefn.posttraining.recovery.losses import mean_square
@@ -93,7 +93,7 @@ def blockwise(
     def recovered(state: State, errors: Errors) -> State:
         algorithm = with_optimizer(from_masks(state.masks), optimizer)
         # 16 bits would lose small steps, and the squares of gradients in Adam
-        trained = algorithm.init(widened(state.params))
+        trained = algorithm.init(in_float32(state.params))
         seen = list[Tensor]()
         step = 0
         for _ in range(epochs):
