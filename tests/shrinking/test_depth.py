@@ -212,7 +212,7 @@ def test_sums_without_parameters_are_not_mentioned():
 
 class Gelu(nn.Module):
     def forward(self, x):
-        return x * (x + 0.04 * x**3).tanh()
+        return x * (x + 0.04 * x**3 + 0.5).tanh()
 
 
 def test_models_without_layers_are_refused():
