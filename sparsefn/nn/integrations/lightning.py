@@ -57,7 +57,8 @@ class SparsityCallback(Callback):
 
     `callback.sparse` is what `attach` returned. The module has zeros in its weights
     from `on_fit_start` on, so also in the validation before training. After `fit`,
-    `callback.sparse.detach()` leaves an ordinary module for a loop of your own. Beside
+    `callback.sparse.detach()` leaves an ordinary module for a loop of your own; masks
+    and gates that are soft or drawn in training are hard only after it. Beside
     Lightning's `WeightAveraging`, which writes its average into the module when `fit`
     ends, `sf.modules.mask_average(module, callback.sparse.masks)` makes the sparse
     copy; a UserWarning says so.
