@@ -524,9 +524,10 @@ def leap(
 
     Raises:
         TypeError: `steps` is not an int, `sparsity` is neither a float nor a schedule,
-            or `density` or `norm` is no number.
+            `density` or `norm` is no number, or `prior` is no tree of bool masks.
         ValueError: `steps` is below 1, `sparsity` is outside [0, 1], `strength`,
-            `density` or `norm` is not finite, or, in `init`, `prior` does not fit.
+            `density` or `norm` is not finite, or, in `init`, `prior` does not fit or
+            prunes nothing.
 
     `sf.reparam.gumbel_gate` has the draws. The authors train with AdamW at the rate
     1e-3, a beta2 of 0.95 and no weight decay. Evaluate, report and save

@@ -169,9 +169,10 @@ def maskllm(
         `sf.settled` by exactly n of m.
 
     Raises:
-        TypeError: `steps` is not an int.
+        TypeError: `steps` is not an int, or `prior` is no tree of bool masks.
         ValueError: `steps` is below 1, n > m, `strength` is not finite, or, in `init`,
-            m does not divide the axis of a leaf, or `prior` does not fit.
+            m does not divide the axis of a leaf, or `prior` does not fit or prunes
+            nothing.
 
     `sf.reparam.mask_choices` has the draws. Evaluate, report and save
     `sf.settled(algorithm, state)`.
@@ -346,11 +347,11 @@ def maskpro(
         in `sf.settled` they are the n largest logits of each group.
 
     Raises:
-        TypeError: `loss` is no function of one argument, or `scale` or `decay` is no
-            number.
+        TypeError: `loss` is no function of one argument, `prior` no tree of bool masks,
+            or `scale` or `decay` no number.
         ValueError: n > m, `scale` or `decay` is not finite, or, in `init`, m does not
-            divide the axis of a leaf, or `prior` does not fit, or, in an update, there
-            is no loss.
+            divide the axis of a leaf, or `prior` does not fit or does not keep n of m,
+            or, in an update, there is no loss.
 
     Only the loss of the gradients is read, so a forward pass is enough: the other
     gradients may be zeros. The authors' runs have sgd with the rate 50 and 10,000
