@@ -106,6 +106,19 @@ def check_strength(name: str, strength: object) -> None:
         raise ValueError(f"{name}: expected a finite strength, got {strength!r}")
 
 
+def check_given(name: str, sparsity: object) -> None:
+    """Raise TypeError where no sparsity is given, though no pattern has one.
+
+    >>> check_given("leap", 0.5)
+    """
+    if sparsity is None:
+        raise TypeError(
+            f"{name}: expected sparsity to be a float in [0, 1] or a schedule, got "
+            "None: masks of n of m, which have a sparsity of their own, are learned by "
+            "sf.methods.maskllm"
+        )
+
+
 def gumbel(uniform: Tensor) -> Tensor:
     """Gumbel noise from float64 draws of [0, 1).
 

@@ -87,9 +87,9 @@ def policy_masks(
         TypeError: `pattern` is no pattern, `loss` no function of one argument, `prior`
             no tree of bool masks, or `scale` or `decay` no number.
         ValueError: `pattern` keeps no fixed number of single weights of a group,
-            `scale` or `decay` is not finite, or, in `init`, `prior` has no mask of a
-            leaf, one of another shape, or one that keeps another number in a group, or
-            a leaf is a DTensor, or, in an update, there is no loss.
+            `scale` is not finite, `decay` is outside [0, 1], or, in `init`, `prior` has
+            no mask of a leaf, one of another shape, or one that keeps another number in
+            a group, or a leaf is a DTensor, or, in an update, there is no loss.
 
     With p = softmax(logits of a group), and no p below 1e-8, a mask is n draws without
     replacement. Its chance P is the sum over all orders of its weights of the product
@@ -116,7 +116,9 @@ def policy_masks(
     if loss is not None:
         check_call("policy_masks's loss", loss, "grads")
     first_logit = number("scale of policy_masks", scale)
-    number("decay of policy_masks", decay)
+    kept_share = number("decay of policy_masks", decay)
+    if not isinstance(kept_share, Tensor) and not 0 <= kept_share <= 1:
+        raise ValueError(f"policy_masks: expected decay in [0, 1], got {decay}")
     seed = random.key(0) if key is None else key
     priors = priors_of("policy_masks", prior)
 

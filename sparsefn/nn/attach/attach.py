@@ -302,7 +302,7 @@ def owned_parameters(
     if not named:
         raise ValueError(
             "attach: expected a model with parameters that require a gradient, got a "
-            f"{kind} without"
+            f"{kind} without: unfreeze what trains, as model.requires_grad_(True) does"
         )
     if not any(id(p) in owners for p in named.values()):
         raise ValueError(
