@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from sparsefn.nn.modules import as_call, inner_module
 from sparsefn.posttraining.calibration import angle_of, influence_of
 from sparsefn.shrinking.depth import Layers
+from sparsefn.shrinking.proof import check_values
 from sparsefn.shrinking.trace import Example, isolated, shapes_of, where_it_lies
 from sparsefn.shrinking.values import in_its_order
 
@@ -50,8 +51,8 @@ def influence(
     Raises:
         TypeError: `layers` are none, a batch is of another type, or `dim` is no int.
         ValueError: There is no batch, or one of other shapes, as a smaller last one is,
-            `dim` is no dimension of what enters a layer, or the layers are of another
-            model, or of submodules.
+            `dim` is no dimension of what enters a layer, a parameter is on the meta
+            device, or the layers are of another model, or of submodules.
 
     Men et al. 2024, "ShortGPT: Layers in Large Language Models are More Redundant Than
     You Expect", arXiv 2403.03853, eq. 1. There a layer is attention and MLP:
@@ -238,6 +239,7 @@ def _states(
             f"{type(batches).__name__}: of one batch x write [x]"
         )
     own = inner_module(model)
+    check_values(name, own)
     for batch in batches:
         shapes = shapes_of(batch)
         if shapes != trace.shapes:
