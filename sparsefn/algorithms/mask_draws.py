@@ -106,10 +106,10 @@ def check_strength(name: str, strength: object) -> None:
         raise ValueError(f"{name}: expected a finite strength, got {strength!r}")
 
 
-def check_given(name: str, sparsity: object) -> None:
+def check_sparsity_given(name: str, sparsity: object) -> None:
     """Raise TypeError where no sparsity is given, though no pattern has one.
 
-    >>> check_given("leap", 0.5)
+    >>> check_sparsity_given("leap", 0.5)
     """
     if sparsity is None:
         raise TypeError(

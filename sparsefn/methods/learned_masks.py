@@ -11,7 +11,7 @@ from sparsefn._engine.numbers import Real
 from sparsefn._engine.sums import smooth_norm, smooth_total_of_shares
 from sparsefn.algorithms import reparam
 from sparsefn.algorithms.combine.with_terms import with_terms
-from sparsefn.algorithms.mask_draws import check_given
+from sparsefn.algorithms.mask_draws import check_sparsity_given
 from sparsefn.algorithms.reparam.gates import gumbel_gates, over_entries, sigmoid
 from sparsefn.algorithms.reparametrised import reparametrised
 from sparsefn.algorithms.supermask import supermask
@@ -552,7 +552,7 @@ def leap(
     number("norm of leap", norm)
     first_scale, last_scale = positive_pair("scale of leap", scale)
     hot, cold = positive_pair("temperature of leap", temperature)
-    check_given("leap", sparsity)
+    check_sparsity_given("leap", sparsity)
     pruned_share = as_fraction(sparsity)
     scale_at = schedules.linear_decay(first_scale, steps, last_scale)
     temperature_at = schedules.linear_decay(hot, steps, cold)

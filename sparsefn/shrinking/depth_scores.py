@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from sparsefn.nn.modules import as_call, inner_module
 from sparsefn.posttraining.calibration import angle_of, influence_of
 from sparsefn.shrinking.depth import Layers
-from sparsefn.shrinking.proof import check_values
+from sparsefn.shrinking.proof import check_loaded
 from sparsefn.shrinking.trace import Example, isolated, shapes_of, where_it_lies
 from sparsefn.shrinking.values import in_its_order
 
@@ -239,7 +239,7 @@ def _states(
             f"{type(batches).__name__}: of one batch x write [x]"
         )
     own = inner_module(model)
-    check_values(name, own)
+    check_loaded(name, own)
     for batch in batches:
         shapes = shapes_of(batch)
         if shapes != trace.shapes:

@@ -25,7 +25,7 @@ from sparsefn.shrinking.channels import Ids
 from sparsefn.shrinking.groups import Group, Groups
 from sparsefn.shrinking.groups import groups as all_groups
 from sparsefn.shrinking.plan import taken
-from sparsefn.shrinking.proof import Progress, Proof, check_values
+from sparsefn.shrinking.proof import Progress, Proof, check_loaded
 from sparsefn.shrinking.shrink import Kept
 from sparsefn.shrinking.trace import Example
 from sparsefn.typing import Tree, Where
@@ -118,7 +118,7 @@ def permute(
     """
     tell = Progress("permute")
     own = inner_module(model)
-    check_values("permute", own)
+    check_loaded("permute", own)
     found = groups or all_groups(own, example, counted=True)
     pattern = nm(n, m, axis=1)
     masks = flatten(static(0.0, where=where).init(params_of(own)).masks)[0]

@@ -26,11 +26,11 @@ from sparsefn.typing import Tree
 EVERY = 10.0  # seconds
 
 
-def check_values(call: str, model: nn.Module, **trees: Tree) -> None:
+def check_loaded(call: str, model: nn.Module, **trees: Tree) -> None:
     """Raise ValueError for a parameter, a buffer or a leaf of a tree on the meta
     device, which has no values.
 
-    >>> check_values("permute", torch.nn.Linear(1, 1, device="meta"))
+    >>> check_loaded("permute", torch.nn.Linear(1, 1, device="meta"))
     Traceback (most recent call last):
         ...
     ValueError: permute: expected tensors with values, but 'weight' is on the meta
@@ -149,7 +149,7 @@ class Proof:
     ) -> str:
         """How the outputs of a smaller model differ, without the module."""
         for model in (self.masked, small):
-            check_values(self.tell.name, model)
+            check_loaded(self.tell.name, model)
         self.tell("runs a smaller model")
         reason = self._compared(_exactly(small, exact), self.example)
         if reason:

@@ -25,7 +25,7 @@ from sparsefn.shrinking.analysis import (
 from sparsefn.shrinking.depth import Layers
 from sparsefn.shrinking.groups import Groups
 from sparsefn.shrinking.plan import PruningPlan, cost, folded_biases, free
-from sparsefn.shrinking.proof import Progress, Proof, check_values
+from sparsefn.shrinking.proof import Progress, Proof, check_loaded
 from sparsefn.shrinking.rebuild import program, same_class
 from sparsefn.shrinking.removal import (
     Shorter,
@@ -223,7 +223,7 @@ def smaller(
         )
     tell = Progress("shrink")
     own = inner_module(module)
-    check_values("shrink", own, params=state.params, masks=state.masks)
+    check_loaded("shrink", own, params=state.params, masks=state.masks)
     masked = inner_module(bake(module, state, buffers=buffers))
     masks = dict(flatten(state.masks)[0])
     if only is None:

@@ -11,7 +11,7 @@ from torch import nn
 
 import sparsefn as sf
 from sparsefn.core.tree import check_not_meta
-from sparsefn.shrinking.proof import check_values
+from sparsefn.shrinking.proof import check_loaded
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 MEND = (
@@ -125,11 +125,11 @@ def test_groups_and_layers_follow_from_shapes():
 
 def test_both_checks_have_one_text():
     meta = nn.Linear(2, 1, device="meta")
-    refused("f", "weight", lambda: check_values("f", meta))
+    refused("f", "weight", lambda: check_loaded("f", meta))
     refused("f", "weight", lambda: check_not_meta("f", meta.named_parameters()))
     masks = {"weight": torch.ones(1, 2, device="meta") > 0}
     layer = nn.Linear(2, 1)
-    refused("f", "masks.weight", lambda: check_values("f", layer, masks=masks))
+    refused("f", "masks.weight", lambda: check_loaded("f", layer, masks=masks))
 
 
 def test_a_lazy_layer_is_told_as_before():

@@ -11,8 +11,8 @@ from sparsefn._engine.numbers import Real
 from sparsefn._engine.processes import check_plain, outside_vjp
 from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.mask_draws import (
-    check_given,
     check_prunes,
+    check_sparsity_given,
     check_strength,
     prior_of,
     priors_of,
@@ -396,7 +396,7 @@ def gumbel_gate(
     Mozaffari, Hourri, Rastegari and Najibi 2026, arXiv 2605.17289.
     """
     check_strength("gumbel_gate", strength)
-    check_given("gumbel_gate", sparsity)
+    check_sparsity_given("gumbel_gate", sparsity)
     rule = Competition(unstructured(), global_())
     goal = rule.goal(sparsity)
     times = as_schedule(scale)

@@ -114,18 +114,19 @@ class SparsityCallback(Callback):
             )
         saved: Saved | None = self._loaded
         self._loaded = None
+        goes_on = self.sparse is not None and self.sparse.is_attached
+        if saved is None and goes_on:
+            saved = self.state_dict()
+        # before `detach`, which may leave other zeros than those of training
+        if saved is not None:
+            check_same_run(pl_module, saved["sparse"], saved["sparse"]["step"])
         # to the optimizer of another fit
-        if self.sparse is not None and self.sparse.is_attached:
-            if saved is None:
-                saved = self.state_dict()
-            else:
-                self.sparse.load_state_dict(saved["sparse"])
+        if saved is not None and self.sparse is not None and goes_on:
+            self.sparse.load_state_dict(saved["sparse"])
             self.sparse.detach()
         algorithm = made(
             self._algorithm, lambda: int(trainer.estimated_stepping_batches)
         )
-        if saved is not None:
-            check_same_run(pl_module, saved["sparse"], saved["sparse"]["step"])
         self.sparse = attach(
             algorithm, pl_module, trainer.optimizers, hooks=True, **self._options
         )

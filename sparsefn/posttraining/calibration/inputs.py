@@ -126,7 +126,7 @@ def inputs(
     names = names_of(of)
     named = Named.of(module)
     weights = weights_of_call(named, state)
-    check_values("inputs", named, weights)
+    check_has_values("inputs", named, weights)
     if paths is None:
         chosen = weights
     else:
@@ -291,10 +291,12 @@ def _drops(part: nn.Module) -> bool:
     return any(shares) or (isinstance(part, _DROPOUT) and part.p > 0)
 
 
-def check_values(call: str, named: Named, weights: Mapping[str, Tensor]) -> None:
+def check_has_values(call: str, named: Named, weights: Mapping[str, Tensor]) -> None:
     """Raise ValueError for a weight to run with, or a buffer, of the meta device.
 
-    >>> check_values("inputs", Named.of(torch.nn.Linear(2, 1)), {"w": torch.ones(1)})
+    >>> check_has_values(
+    ...     "inputs", Named.of(torch.nn.Linear(2, 1)), {"w": torch.ones(1)}
+    ... )
 
     A module of the meta device may run with the weights of a state.
     """

@@ -155,6 +155,22 @@ def test_learned_masks_go_on_in_a_second_fit_and_are_hard_after_detach():
     assert (kept.unflatten(1, (-1, 4)).sum(-1) == 2).all()
 
 
+def test_drawn_gates_go_on_in_a_second_fit():
+    # its masks of training are others than the settled ones, which detach leaves
+    algorithm = sf.reparametrised(sf.reparam.hard_concrete())
+    run, module, callback = fitted(algorithm, epochs=2)
+    before = callback.sparse.state
+    settled = sf.settled(algorithm, before)
+    assert not sf.checkpoint.tree_equal(before.masks, settled.masks)
+    run.fit_loop.max_epochs = 4
+    run.fit(module, loader())
+    state = callback.sparse.state
+    assert int(state.scores["step"]) == 4 * STEPS
+    callback.sparse.detach()
+    wanted = sf.effective(sf.settled(algorithm, state))
+    assert sf.checkpoint.tree_equal(dict(module.named_parameters()), wanted)
+
+
 def test_a_new_run_needs_a_callback_of_its_own():
     _, module, callback = fitted(epochs=1)
     with pytest.raises(
