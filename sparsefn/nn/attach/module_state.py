@@ -379,10 +379,11 @@ class ModuleState:
         """
         if self.algorithm.settled is None:
             return [], []
-        self.unsettled = self.snapshot(self.state)
-        self.state = self.algorithm.settled(self.unsettled)
+        unsettled = self.snapshot(self.state)
+        self.state = self.algorithm.settled(unsettled)
+        self.unsettled = unsettled
         new = effective(self.state)
-        old = effective(self.unsettled)
+        old = effective(unsettled)
         moved = differ([(new[name], old[name]) for name in self.weights])
         names = [n for n, moves in zip(self.weights, moved, strict=True) if moves]
         unfit = [n for n in names if self.weights[n].parameter.shape != new[n].shape]

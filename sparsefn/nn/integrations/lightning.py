@@ -112,8 +112,9 @@ class SparsityCallback(Callback):
                 "own, call sf.attach(..., hooks=True) for each and the part of the "
                 "module that it has"
             )
-        saved: Saved | None = self._loaded
+        loaded = self._loaded
         self._loaded = None
+        saved = loaded
         goes_on = self.sparse is not None and self.sparse.is_attached
         if saved is None and goes_on:
             saved = self.state_dict()
@@ -121,8 +122,9 @@ class SparsityCallback(Callback):
         if saved is not None:
             check_same_run(pl_module, saved["sparse"], saved["sparse"]["step"])
         # to the optimizer of another fit
-        if saved is not None and self.sparse is not None and goes_on:
-            self.sparse.load_state_dict(saved["sparse"])
+        if self.sparse is not None and goes_on:
+            if loaded is not None:
+                self.sparse.load_state_dict(loaded["sparse"])
             self.sparse.detach()
         algorithm = made(
             self._algorithm, lambda: int(trainer.estimated_stepping_batches)

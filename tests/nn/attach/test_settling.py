@@ -231,6 +231,7 @@ def test_a_settling_that_raises_changes_nothing():
     assert same(weights(model), shown)
     assert same(sparse.state, state)
     train(sparse, model, optimizer, range(1, 2))
+    assert sparse.state_dict()["tensors"]["scores.step"] == 2
 
 
 def test_nothing_settles_where_the_state_is_the_one_to_evaluate():
