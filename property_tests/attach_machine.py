@@ -617,15 +617,20 @@ class Loop:
 
     def reattach(self, hooks: bool, keeps: bool) -> None:
         """Detach and attach again; with the old state, or by new masks of the
-        weights.
+        settled weights.
         """
         self.take()
         found, sparse = self.trio.sparse.state_dict(), self.trio.sparse
-        sparse.detach()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "detach: the settled mask of")
+            sparse.detach()
         state, self.hooks = self.reference.state, hooks
+        rested = sf.settled(self.algorithm, state)
+        assert_same("the settled state", sparse.state, rested)
+        assert_same("the settled module", self.weights(), self.weights_of(rested))
         self.reference.detach()
         new = self.attached(self.trio.module, self.trio.optimizers, hooks=hooks)
-        self.reference.attach(self.algorithm, self.weights_of(state))
+        self.reference.attach(self.algorithm, self.weights_of(rested))
         if keeps:
             last = found["step"]
             new.load_state_dict(found)

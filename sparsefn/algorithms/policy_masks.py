@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.numbers import Real
+from sparsefn._engine.transforms import read_number
 from sparsefn.algorithms.frame import (
     framed,
     own_key,
@@ -18,7 +19,7 @@ from sparsefn.algorithms.frame import (
     sparse_leaves,
     with_masks,
 )
-from sparsefn.algorithms.mask_draws import gumbel, prior_of, softmax
+from sparsefn.algorithms.mask_draws import gumbel, prior_of, priors_of, softmax
 from sparsefn.algorithms.processes import derived_view, refuse_shards
 from sparsefn.core import random
 from sparsefn.core.checks import check_call, described, is_int, number
@@ -83,12 +84,12 @@ def policy_masks(
         keeps its n largest logits, the first among equal ones.
 
     Raises:
-        TypeError: `pattern` is no pattern, `loss` no function of one argument, or
-            `scale` or `decay` no number.
+        TypeError: `pattern` is no pattern, `loss` no function of one argument, `prior`
+            no tree of bool masks, or `scale` or `decay` no number.
         ValueError: `pattern` keeps no fixed number of single weights of a group,
-            `scale` or `decay` is not finite, or, in `init`, `prior` has no mask of a
-            leaf or one of another shape, or a leaf is a DTensor, or, in an update,
-            there is no loss.
+            `scale` is not finite, `decay` is outside [0, 1], or, in `init`, `prior` has
+            no mask of a leaf, one of another shape, or one that keeps another number in
+            a group, or a leaf is a DTensor, or, in an update, there is no loss.
 
     With p = softmax(logits of a group), and no p below 1e-8, a mask is n draws without
     replacement. Its chance P is the sum over all orders of its weights of the product
@@ -115,22 +116,25 @@ def policy_masks(
     if loss is not None:
         check_call("policy_masks's loss", loss, "grads")
     first_logit = number("scale of policy_masks", scale)
-    number("decay of policy_masks", decay)
+    kept_share = number("decay of policy_masks", decay)
+    if not isinstance(kept_share, Tensor) and not 0 <= kept_share <= 1:
+        raise ValueError(f"policy_masks: expected decay in [0, 1], got {decay}")
     seed = random.key(0) if key is None else key
+    priors = priors_of("policy_masks", prior)
 
     def init(params: Tree) -> State:
         params = own_params(params)
         leaves = pattern.leaves_in(params, where)
         refuse_shards("policy_masks", leaves, "")
-        units_of_leaves(pattern, leaves)  # raises for leaves that it does not fit
-        priors = None if prior is None else flatten(prior)[0]
         masks = {}
-        for path, leaf in leaves.items():
+        # raises for leaves that it does not fit
+        for path, units in units_of_leaves(pattern, leaves).items():
+            leaf = leaves[path]
             if priors is None:
                 masks[path] = topk_mask(leaf.abs(), None, pattern=pattern)
             else:
-                mask = prior_of("policy_masks", path, leaf, priors)
-                masks[path] = mask.to(torch.bool, copy=True)
+                masks[path] = prior_of("policy_masks", path, leaf, priors).clone()
+                _check_counts(n, units, path, masks[path])
         logits = {
             path: (first_logit * mask.double()).to(leaves[path].dtype)
             for path, mask in masks.items()
@@ -199,6 +203,18 @@ def policy_masks(
 
     view = derived_view(get, put, grads_of, support)
     return framed(init, update, view, settled=settled)
+
+
+def _check_counts(n: int, units: Units, path: str, mask: Tensor) -> None:
+    pattern = units.pattern
+    counts = to_rows(units, mask).sum(-1)
+    wrong = counts != n
+    if counts.numel() and read_number(wrong.any()):
+        raise ValueError(
+            f"policy_masks: expected a prior mask of {pattern} at {path!r}, got "
+            f"{int(counts[wrong][0])} kept in a group: make it with "
+            f"pattern=sf.patterns.{pattern}, or prior=None"
+        )
 
 
 def _loss_leaf(grads: Tree) -> Tensor:

@@ -242,6 +242,8 @@ def settled(algorithm: Algorithm, state: State) -> State:
 
     Raises:
         TypeError: The arguments are not an Algorithm and a State.
+
+    `detach` of what `sf.attach` returned writes the settled weights into the module.
     """
     if not isinstance(algorithm, Algorithm) or not isinstance(state, State):
         got = f"{type(algorithm).__name__} and {type(state).__name__}"

@@ -11,6 +11,7 @@ from sparsefn._engine.numbers import Real
 from sparsefn._engine.sums import smooth_norm, smooth_total_of_shares
 from sparsefn.algorithms import reparam
 from sparsefn.algorithms.combine.with_terms import with_terms
+from sparsefn.algorithms.mask_draws import check_sparsity_given
 from sparsefn.algorithms.reparam.gates import gumbel_gates, over_entries, sigmoid
 from sparsefn.algorithms.reparametrised import reparametrised
 from sparsefn.algorithms.supermask import supermask
@@ -21,6 +22,7 @@ from sparsefn.core.checks import (
     check_sparsity,
     described,
     number,
+    positive_pair,
 )
 from sparsefn.core.rounding import as_fraction, fraction_at
 from sparsefn.core.state import Algorithm, Level, Schedule, State, Step, Where
@@ -524,9 +526,11 @@ def leap(
 
     Raises:
         TypeError: `steps` is not an int, `sparsity` is neither a float nor a schedule,
-            or `density` or `norm` is no number.
+            `scale` or `temperature` is no pair of numbers, `density` or `norm` is no
+            number, or `prior` is no tree of bool masks.
         ValueError: `steps` is below 1, `sparsity` is outside [0, 1], `strength`,
-            `density` or `norm` is not finite, or, in `init`, `prior` does not fit.
+            `density` or `norm` is not finite, `scale` or `temperature` is not above 0,
+            or, in `init`, `prior` does not fit or prunes nothing.
 
     `sf.reparam.gumbel_gate` has the draws. The authors train with AdamW at the rate
     1e-3, a beta2 of 0.95 and no weight decay. Evaluate, report and save
@@ -546,9 +550,12 @@ def leap(
     check_int("leap", "steps", steps, 1)
     number("density of leap", density)
     number("norm of leap", norm)
+    first_scale, last_scale = positive_pair("scale of leap", scale)
+    hot, cold = positive_pair("temperature of leap", temperature)
+    check_sparsity_given("leap", sparsity)
     pruned_share = as_fraction(sparsity)
-    scale_at = schedules.linear_decay(scale[0], steps, scale[1])
-    temperature_at = schedules.linear_decay(temperature[0], steps, temperature[1])
+    scale_at = schedules.linear_decay(first_scale, steps, last_scale)
+    temperature_at = schedules.linear_decay(hot, steps, cold)
     norm_at = schedules.linear_decay(norm, steps)
     seed = random.key(0) if key is None else key
 

@@ -13,7 +13,13 @@ from sparsefn.algorithms.prune import one_shot, ste
 from sparsefn.algorithms.reparam import mask_choices, nm_prox
 from sparsefn.algorithms.reparametrised import reparametrised
 from sparsefn.core import random
-from sparsefn.core.checks import check_int, check_positive, described, number
+from sparsefn.core.checks import (
+    check_int,
+    check_positive,
+    described,
+    number,
+    positive_pair,
+)
 from sparsefn.core.schedules import linear_decay
 from sparsefn.core.state import Algorithm, Level, State, Step, Trigger, Where
 from sparsefn.core.tree import Tree, wide
@@ -169,9 +175,11 @@ def maskllm(
         `sf.settled` by exactly n of m.
 
     Raises:
-        TypeError: `steps` is not an int.
-        ValueError: `steps` is below 1, n > m, `strength` is not finite, or, in `init`,
-            m does not divide the axis of a leaf, or `prior` does not fit.
+        TypeError: `steps` is not an int, `scale` or `temperature` is no pair of
+            numbers, `norm` is no number, or `prior` no tree of bool masks.
+        ValueError: `steps` is below 1, n > m, `strength` or `norm` is not finite,
+            `scale` or `temperature` is not above 0, or, in `init`, m does not divide
+            the axis of a leaf, or `prior` does not fit or prunes nothing.
 
     `sf.reparam.mask_choices` has the draws. Evaluate, report and save
     `sf.settled(algorithm, state)`.
@@ -186,10 +194,13 @@ def maskllm(
     arXiv 2409.17481.
     """
     check_int("maskllm", "steps", steps, 1)
+    first_scale, last_scale = positive_pair("scale of maskllm", scale)
+    hot, cold = positive_pair("temperature of maskllm", temperature)
+    number("norm of maskllm", norm)
     choices = mask_choices(
         patterns.nm(n, m, axis),
-        scale=linear_decay(scale[0], steps, scale[1]),
-        temperature=linear_decay(temperature[0], steps, temperature[1]),
+        scale=linear_decay(first_scale, steps, last_scale),
+        temperature=linear_decay(hot, steps, cold),
         prior=prior,
         strength=strength,
     )
@@ -346,11 +357,11 @@ def maskpro(
         in `sf.settled` they are the n largest logits of each group.
 
     Raises:
-        TypeError: `loss` is no function of one argument, or `scale` or `decay` is no
-            number.
-        ValueError: n > m, `scale` or `decay` is not finite, or, in `init`, m does not
-            divide the axis of a leaf, or `prior` does not fit, or, in an update, there
-            is no loss.
+        TypeError: `loss` is no function of one argument, `prior` no tree of bool masks,
+            or `scale` or `decay` no number.
+        ValueError: n > m, `scale` is not finite, `decay` is outside [0, 1], or, in
+            `init`, m does not divide the axis of a leaf, or `prior` does not fit or
+            does not keep n of m, or, in an update, there is no loss.
 
     Only the loss of the gradients is read, so a forward pass is enough: the other
     gradients may be zeros. The authors' runs have sgd with the rate 50 and 10,000

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from sparsefn.nn.modules import as_call, inner_module
 from sparsefn.posttraining.calibration import angle_of, influence_of
 from sparsefn.shrinking.depth import Layers
+from sparsefn.shrinking.proof import check_loaded
 from sparsefn.shrinking.trace import Example, isolated, shapes_of, where_it_lies
 from sparsefn.shrinking.values import in_its_order
 
@@ -48,9 +49,10 @@ def influence(
         with others. It is a score: `sf.scores.of_units(values, layers.pattern())`.
 
     Raises:
-        TypeError: `layers` are none, or a batch is of another type.
-        ValueError: There is no batch, or one of other shapes, or the layers are of
-            another model, or of submodules.
+        TypeError: `layers` are none, a batch is of another type, or `dim` is no int.
+        ValueError: There is no batch, or one of other shapes, as a smaller last one is,
+            `dim` is no dimension of what enters a layer, a parameter is on the meta
+            device, or the layers are of another model, or of submodules.
 
     Men et al. 2024, "ShortGPT: Layers in Large Language Models are More Redundant Than
     You Expect", arXiv 2403.03853, eq. 1. There a layer is attention and MLP:
@@ -231,13 +233,21 @@ def _states(
         raise ValueError(
             f"{name}: expected layers of a whole model, got layers of submodules"
         )
+    if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
+        raise TypeError(
+            f"{name}: expected a list of batches or a loader, got "
+            f"{type(batches).__name__}: of one batch x write [x]"
+        )
     own = inner_module(model)
+    check_loaded(name, own)
     for batch in batches:
         shapes = shapes_of(batch)
         if shapes != trace.shapes:
             raise ValueError(
                 f"{name}: expected batches of the shapes {trace.shapes}, on which the "
-                f"layers were found, got {shapes}"
+                f"layers were found, got {shapes}: leave out a smaller last batch, as "
+                "DataLoader(..., drop_last=True) does, or find the layers on an "
+                "example of this shape"
             )
         program = trace.of(own, batch)
         run = _Watched(program, [layer.branches for layer in layers])

@@ -25,7 +25,7 @@ from sparsefn.shrinking.channels import Ids
 from sparsefn.shrinking.groups import Group, Groups
 from sparsefn.shrinking.groups import groups as all_groups
 from sparsefn.shrinking.plan import taken
-from sparsefn.shrinking.proof import Progress, Proof
+from sparsefn.shrinking.proof import Progress, Proof, check_loaded
 from sparsefn.shrinking.shrink import Kept
 from sparsefn.shrinking.trace import Example
 from sparsefn.typing import Tree, Where
@@ -106,9 +106,9 @@ def permute(
         TypeError: `example` is of another type, or a number is not an int.
         ValueError: The module does not run on the example, `torch.export` cannot trace
             it, or it is in train mode and computes otherwise in eval mode. A number is
-            out of range, `m` divides the inputs of no weight, or a weight is NaN or
-            infinite. `where` is as algorithms refuse. `scores` have another structure
-            or shape than the params.
+            out of range, `m` divides the inputs of no weight, or a weight is NaN,
+            infinite or on the meta device. `where` is as algorithms refuse. `scores`
+            have another structure or shape than the params.
 
     A channel of a group lies in several tensors, and has one order in all of them: it
     is chosen for all weights together that read the group. The order of a weight's
@@ -118,6 +118,7 @@ def permute(
     """
     tell = Progress("permute")
     own = inner_module(model)
+    check_loaded("permute", own)
     found = groups or all_groups(own, example, counted=True)
     pattern = nm(n, m, axis=1)
     masks = flatten(static(0.0, where=where).init(params_of(own)).masks)[0]

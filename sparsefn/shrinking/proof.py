@@ -17,11 +17,39 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sparsefn.core.tree import flatten
 from sparsefn.nn.modules import as_call
 from sparsefn.shrinking.trace import Call, Example, first_line, isolated
 from sparsefn.shrinking.values import in_its_order, module_of
+from sparsefn.typing import Tree
 
 EVERY = 10.0  # seconds
+
+
+def check_loaded(call: str, model: nn.Module, **trees: Tree) -> None:
+    """Raise ValueError for a parameter, a buffer or a leaf of a tree on the meta
+    device, which has no values.
+
+    >>> check_loaded("permute", torch.nn.Linear(1, 1, device="meta"))
+    Traceback (most recent call last):
+        ...
+    ValueError: permute: expected tensors with values, but 'weight' is on the meta
+    device: load the weights of the model first, as model.to_empty(device="cpu") and
+    then model.load_state_dict(saved) do
+
+    `core.tree.check_not_meta` says the same elsewhere.
+    """
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for what, tree in trees.items():
+        for path, leaf in flatten(tree)[0].items():
+            named[f"{what}.{path}"] = leaf
+    for name, value in named.items():
+        if isinstance(value, Tensor) and value.is_meta:
+            raise ValueError(
+                f"{call}: expected tensors with values, but {name!r} is on the meta "
+                "device: load the weights of the model first, as "
+                'model.to_empty(device="cpu") and then model.load_state_dict(saved) do'
+            )
 
 
 class Progress:
@@ -120,15 +148,8 @@ class Proof:
         self, small: nn.Module, exact: Mapping[str, Tensor] | None = None
     ) -> str:
         """How the outputs of a smaller model differ, without the module."""
-        if any(
-            x.is_meta
-            for model in (self.masked, small)
-            for x in (*model.parameters(), *model.buffers())
-        ):
-            raise ValueError(
-                "expected models whose outputs have values to compare, got parameters "
-                "on the meta device"
-            )
+        for model in (self.masked, small):
+            check_loaded(self.tell.name, model)
         self.tell("runs a smaller model")
         reason = self._compared(_exactly(small, exact), self.example)
         if reason:

@@ -25,7 +25,7 @@ from sparsefn.shrinking.analysis import (
 from sparsefn.shrinking.depth import Layers
 from sparsefn.shrinking.groups import Groups
 from sparsefn.shrinking.plan import PruningPlan, cost, folded_biases, free
-from sparsefn.shrinking.proof import Progress, Proof
+from sparsefn.shrinking.proof import Progress, Proof, check_loaded
 from sparsefn.shrinking.rebuild import program, same_class
 from sparsefn.shrinking.removal import (
     Shorter,
@@ -142,9 +142,10 @@ def shrink(
         TypeError: `state` is no State, `groups` are no groups, or `example` is of
             another type.
         ValueError: The module does not run on the example, `torch.export` cannot trace
-            it, or it is in train mode and computes otherwise in eval mode. `groups` are
-            of another module or example. There is no smaller module of the class, with
-            form="class". Masks or buffers are as `sf.modules.bake` refuses.
+            it, or it is in train mode and computes otherwise in eval mode. A parameter
+            is on the meta device. `groups` are of another module or example. There is
+            no smaller module of the class, with form="class". Masks or buffers are as
+            `sf.modules.bake` refuses.
 
     A UserWarning names what is pruned and has to stay, with the reason. Where it takes
     more than 10 seconds a line on stderr says what it does. `sf.shrinking.smaller`
@@ -221,6 +222,8 @@ def smaller(
             "submodules; leave groups= out"
         )
     tell = Progress("shrink")
+    own = inner_module(module)
+    check_loaded("shrink", own, params=state.params, masks=state.masks)
     masked = inner_module(bake(module, state, buffers=buffers))
     masks = dict(flatten(state.masks)[0])
     if only is None:

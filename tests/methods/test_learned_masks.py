@@ -420,6 +420,24 @@ def test_without_a_sparsified_leaf_there_is_no_penalty(make):
             "expected norm of leap to be a number or a 0-d float tensor, got str",
         ),
         (
+            lambda: methods.leap(None, steps=5),
+            TypeError,
+            "leap: expected sparsity to be a float in [0, 1] or a schedule, got None: "
+            "masks of n of m, which have a sparsity of their own, are learned by "
+            "sf.methods.maskllm",
+        ),
+        (
+            lambda: methods.leap(0.5, steps=5, scale=25.0),
+            TypeError,
+            "expected scale of leap to be two numbers, at the first step and at the "
+            "last, got 25.0; write (25.0, 25.0)",
+        ),
+        (
+            lambda: methods.leap(0.5, steps=5, temperature=(4.0, 0.0)),
+            ValueError,
+            "expected the last temperature of leap > 0, got 0.0",
+        ),
+        (
             lambda: methods.continuous_sparsification(steps=0),
             ValueError,
             "continuous_sparsification: expected steps >= 1, got 0",

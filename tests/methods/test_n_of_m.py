@@ -1,6 +1,7 @@
 """N of every m: held against recordings and all masks."""
 
 import itertools
+import math
 import re
 
 import pytest
@@ -163,6 +164,58 @@ def test_maskllm_starts_near_its_prior():
 def test_maskllm_refuses_a_run_without_steps():
     with pytest.raises(ValueError, match="maskllm: expected steps >= 1, got 0"):
         sf.methods.maskllm(steps=0)
+
+
+@pytest.mark.parametrize("name", ["scale", "temperature"])
+def test_maskllm_takes_two_numbers_above_0(name):
+    def refused(value, kind, text):
+        with pytest.raises(kind, match=f"^{re.escape(text)}$"):
+            sf.methods.maskllm(steps=5, **{name: value})
+
+    head = f"expected {name} of maskllm to be two numbers, at the first step and at the"
+    refused(100, TypeError, f"{head} last, got 100; write (100, 100)")
+    refused(True, TypeError, f"{head} last, got True")
+    refused((1.0,), TypeError, f"{head} last, got (1.0,)")
+    refused((1.0, 2.0, 3.0), TypeError, f"{head} last, got (1.0, 2.0, 3.0)")
+    refused("12", TypeError, f"{head} last, got '12'")
+    last = f"the last {name} of maskllm"
+    first = f"the first {name} of maskllm"
+    refused((1.0, math.nan), ValueError, f"expected {last} to be finite, got nan")
+    refused((-1.0, 1.0), ValueError, f"expected {first} > 0, got -1.0")
+    refused((1.0, 0.0), ValueError, f"expected {last} > 0, got 0.0")
+    kind = "to be a number or a 0-d float tensor, got bool"
+    refused((True, 1.0), TypeError, f"expected {first} {kind}")
+    sf.methods.maskllm(steps=5, **{name: [2, torch.tensor(1.0)]})
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "text"),
+    [
+        (
+            lambda: sf.methods.maskllm(steps=5, norm=math.nan),
+            ValueError,
+            "expected norm of maskllm to be finite, got nan",
+        ),
+        (
+            lambda: sf.methods.maskllm(steps=5, strength=True),
+            ValueError,
+            "mask_choices: expected a finite strength, got True",
+        ),
+        (
+            lambda: sf.methods.maskpro(decay=1.5),
+            ValueError,
+            "policy_masks: expected decay in [0, 1], got 1.5",
+        ),
+        (
+            lambda: sf.methods.prox_sparse(math.nan),
+            ValueError,
+            "expected strength of nm_prox to be finite, got nan",
+        ),
+    ],
+)
+def test_numbers_of_learned_masks(make, kind, text):
+    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
+        make()
 
 
 def test_prox_sparse_finds_the_mask_that_magnitude_misses():

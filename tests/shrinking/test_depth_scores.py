@@ -181,8 +181,22 @@ def test_bad_input():
         sf.shrinking.influence(sf.shrinking.groups(net, X), net, [X])
     with pytest.raises(ValueError, match="influence: expected at least one batch, got"):
         sf.shrinking.influence(layers, net, [])
-    with pytest.raises(ValueError, match=r"influence: expected batches of the shapes"):
-        sf.shrinking.influence(layers, net, [X[:2]])
+    text = (
+        r"^influence: expected batches of the shapes .*: leave out a smaller last "
+        r"batch, as DataLoader\(..., drop_last=True\) does, or find the layers on an "
+        r"example of this shape$"
+    )
+    with pytest.raises(ValueError, match=text):
+        sf.shrinking.influence(layers, net, [X, X[:2]])
+    for wrong in (X, {"x": X}, None):
+        with pytest.raises(
+            TypeError,
+            match="influence: expected a list of batches or a loader, got "
+            rf"{type(wrong).__name__}: of one batch x write \[x\]",
+        ):
+            sf.shrinking.influence(layers, net, wrong)
+    with pytest.raises(ValueError, match="expected dim from -.*, got 5$"):
+        sf.shrinking.influence(layers, net, [X], dim=5)
     with pytest.raises(ValueError, match="finite hidden states, but layer 0, at '1'"):
         sf.shrinking.influence(layers, net, [X.log()])
     with pytest.raises(ValueError, match="finite hidden states, but layer 0, at '1'"):

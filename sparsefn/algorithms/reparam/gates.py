@@ -10,7 +10,13 @@ from torch import Tensor
 from sparsefn._engine.numbers import Real
 from sparsefn._engine.processes import check_plain, outside_vjp
 from sparsefn.algorithms.competition import Competition
-from sparsefn.algorithms.mask_draws import check_strength, prior_of
+from sparsefn.algorithms.mask_draws import (
+    check_prunes,
+    check_sparsity_given,
+    check_strength,
+    prior_of,
+    priors_of,
+)
 from sparsefn.algorithms.memory import Scores
 from sparsefn.algorithms.reparam.weight_map import Reparametrisation
 from sparsefn.algorithms.unit_table import unit_table
@@ -18,7 +24,7 @@ from sparsefn.core import random
 from sparsefn.core.checks import check_trigger, described, is_number, number
 from sparsefn.core.schedules import as_schedule
 from sparsefn.core.state import Level, Step, Trigger, everywhere
-from sparsefn.core.tree import Leaves, Tree, choose, flatten, wide
+from sparsefn.core.tree import Leaves, Tree, choose, wide
 from sparsefn.core.triggers import never
 from sparsefn.masks.budgets.distributions import global_
 from sparsefn.masks.patterns.boxes import over_elements
@@ -376,10 +382,10 @@ def gumbel_gate(
 
     Raises:
         TypeError: `sparsity`, `scale` or `temperature` is neither a float nor a
-            schedule.
+            schedule, or `prior` is no tree of bool masks.
         ValueError: `sparsity` is outside [0, 1], `strength` is not finite, or, in
-            `init`, `prior` has no mask of a leaf or one of another shape, or a leaf is
-            a DTensor.
+            `init`, `prior` has no mask of a leaf or one of another shape, or prunes
+            nothing, or a leaf is a DTensor.
 
     With u uniform in (0, 1), drawn from (key, path, step), m = sigmoid((scale * x +
     log u - log(1 - u)) / temperature). The noise is the difference of two draws of a
@@ -390,23 +396,27 @@ def gumbel_gate(
     Mozaffari, Hourri, Rastegari and Najibi 2026, arXiv 2605.17289.
     """
     check_strength("gumbel_gate", strength)
+    check_sparsity_given("gumbel_gate", sparsity)
     rule = Competition(unstructured(), global_())
     goal = rule.goal(sparsity)
     times = as_schedule(scale)
     warmth = as_schedule(temperature)
-    priors = {} if prior is None else flatten(prior)[0]
+    priors = priors_of("gumbel_gate", prior)
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
         logits = {}
+        known = {}
         draws = random.fold_in(key, "init")
         for path, leaf in leaves.items():
             check_plain("gumbel_gate", path, leaf)
             like = wide(leaf)
             logit = _SPREAD * random.normal_like(random.leaf_key(draws, path), like)
-            if prior is not None:
+            if priors is not None:
                 kept = prior_of("gumbel_gate", path, leaf, priors)
+                known[path] = kept
                 logit = logit + strength * _SPREAD * torch.where(kept, 1.0, -1.0)
             logits[path] = logit.to(like.dtype)
+        check_prunes("gumbel_gate", known)
         return {"base": dict(leaves), "logit": logits}
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:

@@ -12,14 +12,21 @@ from torch import Tensor
 
 from sparsefn._engine.numbers import folded
 from sparsefn._engine.processes import check_plain
-from sparsefn.algorithms.mask_draws import check_strength, gumbel, prior_of, softmax
+from sparsefn.algorithms.mask_draws import (
+    check_prunes,
+    check_strength,
+    gumbel,
+    prior_of,
+    priors_of,
+    softmax,
+)
 from sparsefn.algorithms.reparam.gates import uniform_at
 from sparsefn.algorithms.reparam.weight_map import Reparametrisation
 from sparsefn.core import random
 from sparsefn.core.checks import described, is_int
 from sparsefn.core.schedules import as_schedule
 from sparsefn.core.state import Level, Step, everywhere
-from sparsefn.core.tree import Leaves, Tree, flatten, wide
+from sparsefn.core.tree import Leaves, Tree, wide
 from sparsefn.masks.patterns.kinds import Pattern, nm
 from sparsefn.masks.patterns.units import Units, from_rows, to_rows, units_of_leaves
 
@@ -61,11 +68,11 @@ def mask_choices(
         logit, the first among equal ones.
 
     Raises:
-        TypeError: `pattern` is no pattern, or `scale` or `temperature` neither a float
-            nor a schedule.
+        TypeError: `pattern` is no pattern, `scale` or `temperature` neither a float nor
+            a schedule, or `prior` no tree of bool masks.
         ValueError: `pattern` keeps no fixed number of single weights of a group,
             `strength` is not finite, or, in `init`, `prior` has no mask of a leaf or
-            one of another shape, or a leaf is a DTensor.
+            one of another shape, or prunes nothing, or a leaf is a DTensor.
 
     With u uniform in (0, 1), drawn from (key, path, step), and g = -log(-log u), the
     weights of the masks are softmax((scale * logit + g) / temperature). They are
@@ -82,10 +89,11 @@ def mask_choices(
     check_strength("mask_choices", strength)
     times = as_schedule(scale)
     warmth = as_schedule(temperature)
-    priors = {} if prior is None else flatten(prior)[0]
+    priors = priors_of("mask_choices", prior)
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
         logits = {}
+        known = {}
         draws = random.fold_in(key, "init")
         for path, units in units_of_leaves(pattern, leaves).items():
             leaf = leaves[path]
@@ -94,13 +102,14 @@ def mask_choices(
             own = random.leaf_key(draws, path)
             like = wide(leaf.new_empty(units.rows[0], len(choices)))
             logit = _SPREAD * random.normal_like(own, like)
-            if prior is not None:
-                mask = prior_of("mask_choices", path, leaf, priors)
-                known = to_rows(units, mask).to(logit.dtype)
+            if priors is not None:
+                known[path] = prior_of("mask_choices", path, leaf, priors)
+                rows = to_rows(units, known[path]).to(logit.dtype)
                 masks = torch.tensor(choices, dtype=logit.dtype, device=leaf.device)
                 mean = sum(choices[0]) ** 2 / len(choices[0])
-                logit = logit + strength * _SPREAD * (known @ masks.T - mean)
+                logit = logit + strength * _SPREAD * (rows @ masks.T - mean)
             logits[path] = logit.to(like.dtype)
+        check_prunes("mask_choices", known)
         return {"base": dict(leaves), "logit": logits}
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:

@@ -14,7 +14,7 @@ from sparsefn._engine.numbers import Real, back, falling, like
 from sparsefn._engine.processes import check_plain
 from sparsefn._engine.transforms import differentiated
 from sparsefn.algorithms.reparam.weight_map import Reparametrisation
-from sparsefn.core.checks import described, is_int, is_number
+from sparsefn.core.checks import described, is_int, is_number, number
 from sparsefn.core.schedules import as_schedule
 from sparsefn.core.state import Level, Step, everywhere
 from sparsefn.core.tree import Leaves, Tree
@@ -73,6 +73,8 @@ def nm_prox(strength: Level, pattern: Pattern = nm(2, 4)) -> Reparametrisation:
             "nm_prox: expected a pattern that keeps 1 or 2 single weights of a group, "
             f"such as nm(2, 4), got {pattern}"
         )
+    if is_number(strength):
+        number("strength of nm_prox", strength)
     if is_number(strength) and strength < 0:
         raise ValueError(f"nm_prox: expected strength >= 0, got {strength}")
     strength_at = as_schedule(strength)

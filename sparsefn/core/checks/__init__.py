@@ -19,6 +19,7 @@ from sparsefn.core.checks.checks import (
     is_sequence,
     number,
     numbers,
+    positive_pair,
 )
 from sparsefn.core.checks.factories import (
     Call,

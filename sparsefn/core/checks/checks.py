@@ -324,6 +324,31 @@ def number(name: str, value: object) -> Real:
     return finite
 
 
+def positive_pair(name: str, value: object) -> tuple[Real, Real]:
+    """Two finite hyper-parameters above 0, one for the first step and one for the last.
+
+    >>> from sparsefn.core.checks import checks
+    >>> checks.positive_pair("scale", (1, 5.0))
+    (1.0, 5.0)
+
+    Raises TypeError for what is no pair of numbers, and ValueError for numbers that are
+    not finite or not above 0; the sign of a tensor is not looked at.
+    """
+    if not is_sequence(value) or len(value) != 2:
+        mend = f"; write ({value}, {value})" if is_number(value) else ""
+        raise TypeError(
+            f"expected {name} to be two numbers, at the first step and at the last, "
+            f"got {value!r}{mend}"
+        )
+    ends = ("first", "last")
+    first, last = (
+        number(f"the {end} {name}", one) for end, one in zip(ends, value, strict=True)
+    )
+    check_positive(f"the first {name}", first)
+    check_positive(f"the last {name}", last)
+    return first, last
+
+
 def check_positive(name: str, value: Real) -> None:
     """Raise for a float that is not above 0; the sign of a tensor is not looked at.
 

@@ -17,6 +17,7 @@ from sparsefn.core.tree.leaves import tops as tops
 from sparsefn.core.tree.leaves import with_leaves as with_leaves
 from sparsefn.core.tree.leaves import zipped as zipped
 from sparsefn.core.tree.mends import check_not_lazy as check_not_lazy
+from sparsefn.core.tree.mends import check_not_meta as check_not_meta
 from sparsefn.core.tree.mends import check_tree as check_tree
 from sparsefn.core.tree.mends import mend_of as mend_of
 from sparsefn.core.tree.mends import warn_without_names as warn_without_names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 
-from torch import nn
+from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim import Optimizer
@@ -101,6 +101,27 @@ def check_not_lazy(what: str, named: Iterable[tuple[str, object]]) -> None:
             f"expected {what} that have shapes, but lazy layers have not made "
             f"{', '.join(lazy)} yet: run the module on a batch first"
         )
+
+
+def check_not_meta(call: str, named: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise ValueError for a tensor of the meta device, which has no values.
+
+    >>> check_not_meta(
+    ...     "inputs", torch.nn.Linear(1, 1, device="meta").named_parameters()
+    ... )
+    Traceback (most recent call last):
+        ...
+    ValueError: inputs: expected tensors with values, but 'weight' is on the meta
+    device: load the weights of the model first, as model.to_empty(device="cpu") and
+    then model.load_state_dict(saved) do
+    """
+    for name, value in named:
+        if value.is_meta:
+            raise ValueError(
+                f"{call}: expected tensors with values, but {name!r} is on the meta "
+                "device: load the weights of the model first, as "
+                'model.to_empty(device="cpu") and then model.load_state_dict(saved) do'
+            )
 
 
 def _is_of_module(value: object) -> bool:

@@ -129,9 +129,17 @@ def _nearest(
     least = units([min(n, 1) for n in steps.sizes])
     rest = sum(asked) - sum(least)
     if rest < 0:
+        small = [name for name, n in zip(names, steps.sizes, strict=True) if n == 1]
+        mend = "a lower sparsity keeps more"
+        if small:
+            others = f"'*': {of}" if isinstance(of, int) else "..."
+            mend = (
+                f"{small[0]!r} has {sizes[small[0]]}, no more than one multiple, and "
+                f"stays whole: write {{{small[0]!r}: 1, {others}}}, or a lower sparsity"
+            )
         raise ValueError(
             f"in_multiples: expected {sum(least)} units or more, which is a multiple "
-            f"of {of} for each leaf, got {sum(asked)}"
+            f"of {of} for each leaf, got {sum(asked)}: {mend}"
         )
     # what each set wants of the total, where some get more than they asked for
     above = {}

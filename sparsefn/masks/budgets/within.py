@@ -178,7 +178,8 @@ def within(
     Args:
         limit: The highest cost, in the unit that `unit` counts.
         model: What the model is made of: `sf.shrinking.groups(model, example)` for
-            units, with `pattern=groups.pattern(only)`, or
+            units, with `pattern=groups.pattern(only)`,
+            `sf.shrinking.layers(model, example)` for whole layers, or
             `sf.shrinking.weights(model, example)` for single weights.
         unit: What is counted, each time from all sizes, as what a unit costs depends on
             what others keep. "params" are entries of parameters, shared ones once; of
@@ -209,7 +210,7 @@ def within(
         stays whole.
 
     Raises:
-        TypeError: `limit` is no number, or `model` is neither of the two.
+        TypeError: `limit` is no number, or `model` is none of the three.
         ValueError: `limit` cannot be met (the text has the least cost), `unit` or
             `prefer` is unknown or does not fit, `only` has a number of no group or is
             given for single weights, or leaves have other sizes.
@@ -225,8 +226,10 @@ def within(
         raise ValueError(f"within: expected a limit >= 0, got {limit}")
     if not hasattr(model, "priced"):
         raise TypeError(
-            "within: expected sf.shrinking.groups(model, example) or "
-            f"sf.shrinking.weights(model, example), got {type(model).__name__}"
+            "within: expected sf.shrinking.groups(model, example), "
+            "sf.shrinking.layers(model, example) for whole layers, or "
+            "sf.shrinking.weights(model, example) for single weights, got "
+            f"{type(model).__name__}"
         )
     if isinstance(unit, Mapping):
         priced = _by_table(model.priced("params", None, False, only), unit)

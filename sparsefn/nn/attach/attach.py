@@ -115,7 +115,8 @@ def attach(
 
     Returns:
         An `Attached`. Call its `before_step` after one backward pass, and its
-        `after_step` after the optimizer's step.
+        `after_step` after the optimizer's step. In the end its `detach` leaves the
+        weights to evaluate, with hard masks where those of training are soft or drawn.
 
     Raises:
         TypeError: An argument is of another type.
@@ -302,7 +303,7 @@ def owned_parameters(
     if not named:
         raise ValueError(
             "attach: expected a model with parameters that require a gradient, got a "
-            f"{kind} without"
+            f"{kind} without: unfreeze what trains, as model.requires_grad_(True) does"
         )
     if not any(id(p) in owners for p in named.values()):
         raise ValueError(

@@ -417,9 +417,11 @@ class Attached:
         shown = [
             name for name, record in module_state.weights.items() if not record.hidden
         ]
-        state = with_module_values(
-            "state_dict", module_state.state, module_state.hidden
-        )
+        state = module_state.unsettled
+        if state is None:
+            state = with_module_values(
+                "state_dict", module_state.state, module_state.hidden
+            )
         return files.saved(
             module_state.algorithm,
             state,
@@ -465,10 +467,7 @@ class Attached:
         module_state.forget_states()  # they may be of other masks
 
     def detach(self) -> None:
-        """Leave an ordinary module with its effective weights.
-
-        The optimizer is as it was, and `state` stays. Warns where masks changed once,
-        as the algorithm does not know the length of the run.
+        """Leave an ordinary module with the weights to evaluate it with.
 
         >>> layer = torch.nn.Linear(2, 1)
         >>> sparse = sf.attach(
@@ -481,6 +480,18 @@ class Attached:
         Traceback (most recent call last):
             ...
         RuntimeError: this algorithm was detached: attach it again
+
+        Raises:
+            RuntimeError: `detach` was called before.
+
+        The weights are the effective ones of `sf.settled`: masks and gates that are
+        drawn or soft in training, as in `sf.methods.maskllm`, are hard now. `state` and
+        `masks` are the settled ones, too. To train on later, attach again and load the
+        `state_dict`, which has what trained, also after `detach`.
+
+        The optimizer is as it was. Warnings say where masks changed once, as the
+        algorithm does not know the length of the run, where a settled mask keeps
+        nothing, and which weights have another shape now and stay as they are.
         """
         self._position.check_attached()
         module_state = self._module_state
@@ -492,6 +503,21 @@ class Attached:
         if all(fits(module_state.state, record) for record in records):
             module_state.drop_writes()
             self._begin_again()
+        unfit, empty = module_state.settle()
+        for name in unfit:
+            self._warn(
+                f"unfit {name}",
+                f"detach: {name!r} has another shape than it had, and keeps the "
+                "weights of training: the settled ones are in "
+                "sf.effective(sparse.state)",
+            )
+        for name in empty:
+            self._warn(
+                f"empty {name}",
+                f"detach: the settled mask of {name!r} keeps none of its weights "
+                f"after {steps} steps, and they are zeros now: to train on, attach "
+                "again and load the state_dict(), which has what trained",
+            )
         self._unwatch()
         take_out(module_state.extra)
         module_state.release()

@@ -73,6 +73,8 @@ class ModuleState:
             )
         self.algorithm = algorithm
         self.state = state
+        # what trained, where `settle` has put another state in its place
+        self.unsettled: State | None = None
         # in the order of the leaves
         self.weights = {name: weights[name] for name in flatten(state.params)[0]}
         self.trained = trained_records(algorithm.view, state, self.weights)
@@ -367,12 +369,37 @@ class ModuleState:
         rows = zip(leaves, addresses(leaves), strict=True)
         return rebuild([leaf.clone() if at in held else leaf for leaf, at in rows])
 
+    @torch.no_grad()
+    def settle(self) -> tuple[list[str], list[str]]:
+        """Put the settled state in the place of the state, and its weights into the
+        module.
+
+        Returns the names of weights that stay, as they have another shape now, and of
+        weights of which the settled mask alone keeps nothing.
+        """
+        if self.algorithm.settled is None:
+            return [], []
+        unsettled = self.snapshot(self.state)
+        self.state = self.algorithm.settled(unsettled)
+        self.unsettled = unsettled
+        new = effective(self.state)
+        old = effective(unsettled)
+        moved = differ([(new[name], old[name]) for name in self.weights])
+        names = [n for n, moves in zip(self.weights, moved, strict=True) if moves]
+        unfit = [n for n in names if self.weights[n].parameter.shape != new[n].shape]
+        for name in names:
+            if name not in unfit:
+                self.weights[name].parameter.copy_(new[name])
+        kept = full_tensors([self.state.masks[name].count_nonzero() for name in names])
+        return unfit, [n for n, count in zip(names, kept, strict=True) if not count]
+
     def release(self) -> None:
         """Keep a snapshot of the state, and no parameter."""
         self.state = self.snapshot(self.state)
         self.weights = {}
         self.extra = []
         self.records = []
+        self.hidden = []
         self.found = {}
 
 

@@ -57,7 +57,8 @@ class SparsityCallback(Callback):
 
     `callback.sparse` is what `attach` returned. The module has zeros in its weights
     from `on_fit_start` on, so also in the validation before training. After `fit`,
-    `callback.sparse.detach()` leaves an ordinary module for a loop of your own. Beside
+    `callback.sparse.detach()` leaves an ordinary module for a loop of your own; masks
+    and gates that are soft or drawn in training are hard only after it. Beside
     Lightning's `WeightAveraging`, which writes its average into the module when `fit`
     ends, `sf.modules.mask_average(module, callback.sparse.masks)` makes the sparse
     copy; a UserWarning says so.
@@ -111,20 +112,23 @@ class SparsityCallback(Callback):
                 "own, call sf.attach(..., hooks=True) for each and the part of the "
                 "module that it has"
             )
-        saved: Saved | None = self._loaded
+        loaded = self._loaded
         self._loaded = None
+        saved = loaded
+        goes_on = self.sparse is not None and self.sparse.is_attached
+        if saved is None and goes_on:
+            saved = self.state_dict()
+        # before `detach`, which may leave other zeros than those of training
+        if saved is not None:
+            check_same_run(pl_module, saved["sparse"], saved["sparse"]["step"])
         # to the optimizer of another fit
-        if self.sparse is not None and self.sparse.is_attached:
-            if saved is None:
-                saved = self.state_dict()
-            else:
-                self.sparse.load_state_dict(saved["sparse"])
+        if self.sparse is not None and goes_on:
+            if loaded is not None:
+                self.sparse.load_state_dict(loaded["sparse"])
             self.sparse.detach()
         algorithm = made(
             self._algorithm, lambda: int(trainer.estimated_stepping_batches)
         )
-        if saved is not None:
-            check_same_run(pl_module, saved["sparse"], saved["sparse"]["step"])
         self.sparse = attach(
             algorithm, pl_module, trainer.optimizers, hooks=True, **self._options
         )

@@ -66,9 +66,11 @@ class SparsityCallback(TrainerCallback):
         ModuleNotFoundError: transformers is not installed.
 
     `callback.sparse` is what `attach` returned; its `state` stays when training ends,
-    and the model is then an ordinary one with zeros in its weights. A step of the
-    algorithm is a step of the optimizer, however many batches are accumulated.
-    `Trainer` clips before the gradients are masked.
+    and the model is then an ordinary one with zeros in its weights. Masks and gates
+    that are soft or drawn in training are hard then, and not in the checkpoints of the
+    run: save the model after `train`. A step of the algorithm is a step of the
+    optimizer, however many batches are accumulated. `Trainer` clips before the
+    gradients are masked.
 
     Each checkpoint gets a file `sparse.pt`, and a resumed run goes on with the same
     bits. With `load_best_model_at_end` the masks are the best checkpoint's. An

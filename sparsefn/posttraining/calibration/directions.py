@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from sparsefn.core.checks import check_int
+
 
 def influence_of(before: Tensor, after: Tensor, *, dim: int = -1) -> Tensor:
     """Block influence of one batch: 1 - the mean cosine of vectors before and after.
@@ -26,7 +28,8 @@ def influence_of(before: Tensor, after: Tensor, *, dim: int = -1) -> Tensor:
         ones. A vector of zeros has cosine 1 with one of zeros, and 0 with others.
 
     Raises:
-        ValueError: The shapes differ.
+        TypeError: `dim` is no int.
+        ValueError: The shapes differ, or `dim` is none of their dimensions.
 
     Men et al. 2024, "ShortGPT: Layers in Large Language Models are More Redundant Than
     You Expect", arXiv 2403.03853, eq. 1.
@@ -66,6 +69,12 @@ def _cosines(caller: str, a: Tensor, b: Tensor, dim: int) -> Tensor:
         raise ValueError(
             f"{caller}: expected before and after of one shape, got {tuple(a.shape)} "
             f"and {tuple(b.shape)}"
+        )
+    check_int(caller, "dim", dim)
+    if not -a.ndim <= dim < a.ndim:
+        raise ValueError(
+            f"{caller}: expected dim from {-a.ndim} to {a.ndim - 1}, a dimension of "
+            f"hidden states of shape {tuple(a.shape)}, got {dim}"
         )
     a = a.cpu().double()
     b = b.cpu().double()

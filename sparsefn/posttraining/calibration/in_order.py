@@ -49,6 +49,7 @@ from sparsefn.posttraining.calibration.capture import (
 )
 from sparsefn.posttraining.calibration.inputs import (
     check_data,
+    check_has_values,
     names_of,
     weights_of_call,
 )
@@ -296,6 +297,7 @@ def _work_of(
     if state is None:
         state = dense().init(weights_of_call(model, None))
     leaves = weights_of_call(model, state)
+    check_has_values("in_order", model, leaves)
     check_data("in_order", module, [(call, data.tokens)])
     chunks = list(chunks_of((call, data.tokens), data.chunk_size))
     asked = list[Block]()

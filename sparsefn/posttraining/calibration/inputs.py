@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sparsefn._engine.numbers import flags_of
 from sparsefn.core.state import State, Where
-from sparsefn.core.tree import Tree, leaves_of
+from sparsefn.core.tree import Tree, check_not_meta, leaves_of
 from sparsefn.core.tree.where import as_globs, matching
 from sparsefn.nn.ensemble import check_one_state
 from sparsefn.nn.modules.calls import Call, limited_tables, quiet_call, tensors_for
@@ -126,6 +126,7 @@ def inputs(
     names = names_of(of)
     named = Named.of(module)
     weights = weights_of_call(named, state)
+    check_has_values("inputs", named, weights)
     if paths is None:
         chosen = weights
     else:
@@ -288,6 +289,19 @@ def _drops(part: nn.Module) -> bool:
         x for name, x in vars(part).items() if "drop" in name and isinstance(x, float)
     ]
     return any(shares) or (isinstance(part, _DROPOUT) and part.p > 0)
+
+
+def check_has_values(call: str, named: Named, weights: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for a weight to run with, or a buffer, of the meta device.
+
+    >>> check_has_values(
+    ...     "inputs", Named.of(torch.nn.Linear(2, 1)), {"w": torch.ones(1)}
+    ... )
+
+    A module of the meta device may run with the weights of a state.
+    """
+    check_not_meta(call, weights.items())
+    check_not_meta(call, named.module.named_buffers())
 
 
 def weights_of_call(named: Named, state: State | None) -> dict[str, Tensor]:

@@ -32,8 +32,9 @@ def layer_map(
 
     Raises:
         TypeError: An argument is no sequence of paths.
-        ValueError: The student has no layer or more layers than the teacher, `removed`
-            names other paths, or it does not leave as many layers as the student has.
+        ValueError: The student has no layer or more layers than the teacher, a path is
+            there twice, `removed` names other paths, or it does not leave as many
+            layers as the student has.
 
     Where layers were removed, a layer answers as the last removed layer after it, since
     the next layer expects that as its input. Spread evenly, layer m of M answers as
@@ -46,10 +47,16 @@ def layer_map(
         ("teacher", teacher),
         ("removed", removed),
     ):
-        if not is_sequence(paths):
+        if not is_sequence(paths) or not all(isinstance(path, str) for path in paths):
             raise TypeError(
                 f"layer_map: expected {name} to be a list of paths, got {paths!r}"
             )
+        for path in paths:
+            if paths.count(path) > 1:
+                raise ValueError(
+                    f"layer_map: expected each path of {name} once, got {path!r} "
+                    f"{paths.count(path)} times: leave out the others"
+                )
     if not 1 <= len(student) <= len(teacher):
         raise ValueError(
             f"layer_map: expected from 1 to {len(teacher)} layers of the student, as "
@@ -99,11 +106,25 @@ def over_layers(
         0-d tensor.
 
     Raises:
-        TypeError: `loss` is no such function.
+        TypeError: `loss` is no such function, or `student`, `teacher` or `layers` no
+            dict by path.
         ValueError: `layers` is empty, or names a path without an output. What `loss`
             raises, with both paths.
     """
     check_call("loss", loss, "student", "teacher", "tokens")
+    for name, given in (("student", student), ("teacher", teacher)):
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                f"over_layers: expected {name} to be a dict of tensors by path, got "
+                f"{type(given).__name__}: outputs gives it second, as in result, "
+                f"{name} = sf.recovery.outputs(model, None, x, paths=[...])"
+            )
+    if not isinstance(layers, Mapping):
+        raise TypeError(
+            "over_layers: expected layers to be a dict from paths of the student to "
+            f"paths of the teacher, got {type(layers).__name__}: write "
+            "sf.recovery.layer_map(student_paths, teacher_paths)"
+        )
     if not layers:
         raise ValueError("over_layers: expected pairs of layers, got none")
     for name, known, asked in (

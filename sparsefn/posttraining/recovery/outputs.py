@@ -51,7 +51,8 @@ def outputs(
         output of a layer that runs several times. Gradients flow through all.
 
     Raises:
-        TypeError: `paths` is no sequence of strings. As `sf.modules.call`.
+        TypeError: `paths` is no sequence of strings, or an input is in the place of
+            `state`. As `sf.modules.call`.
         ValueError: The module has no layer at a path, or does not call it, or the layer
             returns no floating-point tensor. As `sf.modules.call`.
 
@@ -59,13 +60,20 @@ def outputs(
     compiled, the model itself runs uncompiled.
     """
     if not is_sequence(paths):
+        mend = f": write paths=[{paths!r}]" if isinstance(paths, str) else ""
         raise TypeError(
             f"outputs: expected paths to be a list of paths of layers, got {paths!r}"
+            f"{mend}"
         )
     if not isinstance(module, nn.Module):
         raise TypeError(
             "outputs: expected a module first, as in outputs(module, None, x, "
             f"paths=[...]), got {type(module).__name__}"
+        )
+    if isinstance(state, Tensor):
+        raise TypeError(
+            "outputs: expected a State, params or None second, got a Tensor: for the "
+            "module's own parameters write outputs(module, None, x, paths=[...])"
         )
     inner = inner_module(module)
     _check_paths(inner, paths)
@@ -78,7 +86,7 @@ def outputs(
             result = module(*args, **kwargs)
         else:
             result = call(module, state, *args, **kwargs)
-    return result, {path: _tensor_of(path, found) for path in paths}
+    return result, {path: _tensor_of(inner, path, found) for path in paths}
 
 
 def _note(
@@ -100,10 +108,17 @@ def _check_paths(module: nn.Module, paths: Sequence[str]) -> None:
             )
 
 
-def _tensor_of(path: str, found: dict[str, Tree]) -> Tensor:
+def _tensor_of(module: nn.Module, path: str, found: dict[str, Tree]) -> Tensor:
     if path not in found:
+        parts = [name for name, _ in module.get_submodule(path).named_children()]
+        around = path.rpartition(".")[0]
+        near = [*(f"{path}.{name}" for name in parts[:1]), around]
+        mend = ""
+        if near[0]:
+            mend = f": ask for one that it calls, perhaps {near[0]!r}"
         raise ValueError(
-            f"outputs: expected a forward that calls the layer {path!r}, but it did not"
+            f"outputs: expected a forward that calls the layer {path!r}, but it did "
+            f"not{mend}"
         )
     for leaf in leaves_of(found[path]):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparsefn._engine.transforms import read_number
 from sparsefn.core.checks import check_int
 from sparsefn.core.tree import wide
 from sparsefn.posttraining.solve.arguments import check_floating
@@ -41,8 +42,23 @@ class Grid(NamedTuple):
 
         Returns:
             Tensor like `weight`, computed in float32 at least.
+
+        Raises:
+            TypeError: `weight` is no floating-point tensor.
+            ValueError: `weight` has other rows, or `groups` does not divide its
+                columns.
         """
-        each = weight.shape[1] // self.scale.shape[1]
+        check_floating("Grid.round", "weight", weight)
+        rows, groups = self.scale.shape
+        if weight.ndim != 2 or len(weight) != rows or weight.shape[1] % max(groups, 1):
+            shape = f"({rows}, in)"
+            if groups > 1:
+                shape = f"{shape}, where {groups} groups divide the columns"
+            raise ValueError(
+                f"Grid.round: expected a weight of shape {shape}, got "
+                f"{tuple(weight.shape)}: make a grid of this weight with sf.solve.grid"
+            )
+        each = weight.shape[1] // max(groups, 1)
         scale = self.scale.repeat_interleave(each, 1)
         zero = self.zero.repeat_interleave(each, 1)
         wide_weight = wide(weight)
@@ -81,12 +97,12 @@ def grid(
 
     Raises:
         TypeError: `weight` is no floating-point tensor, or `bits` or `group` no int.
-        ValueError: `weight` is not two-dimensional, `bits` is below 2, or `group` does
-            not divide the columns.
+        ValueError: `weight` is not two-dimensional, has no columns or is not finite,
+            `bits` is below 2, or `group` does not divide the columns.
     """
     check_floating("grid", "weight", weight)
     check_int("grid", "bits", bits, 2)
-    if weight.ndim != 2:
+    if weight.ndim != 2 or not weight.shape[1]:
         raise ValueError(
             f"grid: expected a weight of shape (out, in), got {tuple(weight.shape)}"
         )
@@ -98,7 +114,13 @@ def grid(
             raise ValueError(
                 f"grid: expected a group that divides {columns} columns, got {group}"
             )
-    x = wide(weight.detach()).reshape(rows, columns // max(each, 1), each)
+    is_finite = weight.detach().isfinite()
+    if read_number(is_finite.all()) is False:
+        row = int((~is_finite).any(1).nonzero()[0])
+        raise ValueError(
+            f"grid: expected a finite weight, got NaN or infinite entries in row {row}"
+        )
+    x = wide(weight.detach()).reshape(rows, columns // each, each)
     if symmetric:
         low = -(2 ** (bits - 1))
         high = -low - 1

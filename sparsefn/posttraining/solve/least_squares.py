@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sparsefn._engine.leaves import check_device, hidden, one_by_one
 from sparsefn._engine.processes import check_alike, check_plain, gathered, own
+from sparsefn.core.tree import check_not_meta
 from sparsefn.posttraining.solve.arguments import (
     check_damp,
     check_finite,
@@ -74,6 +75,7 @@ def refit(
     operator. Both give the same bits.
     """
     w, h = in_one_dtype("refit", weight, hessian)
+    check_not_meta("refit", [("weight", w)])
     kept = check_kept("refit", mask, weight)
     share = check_damp("refit", damp)
     lack = None if missing is None else check_missing(missing, weight).to(w.dtype)

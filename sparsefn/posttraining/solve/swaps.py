@@ -17,6 +17,7 @@ from sparsefn._engine.processes import check_alike, gathered, own
 from sparsefn._engine.sums import Box, Pooling
 from sparsefn._engine.transforms import read_number
 from sparsefn.core.checks import check_int
+from sparsefn.core.tree import check_not_meta
 from sparsefn.masks.patterns.boxes import over_boxes, over_elements
 from sparsefn.masks.patterns.kinds import Pattern
 from sparsefn.masks.patterns.units import check_single, unit_mask, units_of
@@ -67,9 +68,9 @@ def swaps(
         weight) @ hessian * (masked - weight)) of no band is larger than with `mask`.
 
     Raises:
-        ValueError: Shapes do not fit, values are not finite, `most` is negative, the
-            mask keeps a part of a unit, or the pattern is for several weights or
-            chooses units together.
+        ValueError: Shapes do not fit, values are not finite or on the meta device,
+            `most` is negative, the mask keeps a part of a unit, or the pattern is for
+            several weights or chooses units together.
         TypeError: Another dtype, or no pattern.
 
     A swap prunes one unit and brings back a pruned unit of its group. A band is the
@@ -97,6 +98,7 @@ def swaps(
     Zimmer et al. 2025, arXiv 2512.10922, algorithm 1.
     """
     w, h = in_one_dtype("swaps", weight, hessian)
+    check_not_meta("swaps", [("weight", w)])
     kept = check_kept("swaps", mask, weight)
     unit, group, allowed = _groups(pattern, w)
     check_int("swaps", "most", most, 0)

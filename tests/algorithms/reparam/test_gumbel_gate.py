@@ -111,6 +111,12 @@ def test_weights_are_frozen_and_an_optimizer_trains_the_logits():
             "expected sparsity in [0, 1], got 1.5",
         ),
         (
+            lambda: gumbel_gate(None),
+            TypeError,
+            "gumbel_gate: expected sparsity to be a float in [0, 1] or a schedule, got "
+            "None: masks of n of m",
+        ),
+        (
             lambda: gumbel_gate(0.5, scale="25"),
             TypeError,
             "got str",

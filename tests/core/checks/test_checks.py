@@ -9,7 +9,13 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.core.checks.checks import as_int, check_int, is_int, is_number
+from sparsefn.core.checks.checks import (
+    as_int,
+    check_int,
+    is_int,
+    is_number,
+    positive_pair,
+)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +92,18 @@ def test_an_int_is_checked_with_and_without_a_call_and_a_least_value():
         check_int("", "n", True)
     with pytest.raises(ValueError, match="^split: expected n >= 1, got 0$"):
         check_int("split", "n", 0, 1)
+
+
+def test_a_pair_has_two_numbers_above_0():
+    assert positive_pair("scale", [1, 0.5]) == (1.0, 0.5)
+    first, _ = positive_pair("scale", (torch.tensor(-1.0), 2.0))
+    assert first == -1.0  # the sign of a tensor is not looked at
+    text = "expected scale to be two numbers, at the first step and at the last, got "
+    for wrong, got in ((3, "3; write (3, 3)"), (None, "None"), ((1,), "(1,)")):
+        with pytest.raises(TypeError, match=f"^{re.escape(text + got)}$"):
+            positive_pair("scale", wrong)
+    with pytest.raises(ValueError, match="^expected the last scale > 0, got 0.0$"):
+        positive_pair("scale", (1.0, 0.0))
 
 
 NUMBERS = {"int", "float", "Integral", "Real"}

@@ -228,7 +228,8 @@ def test_bad_arguments_are_refused():
     with pytest.raises(
         ValueError,
         match="in_multiples: expected 10 units or more, which is a multiple of 4 for "
-        "each leaf, got 6",
+        "each leaf, got 6: 'c' has 2, no more than one multiple, and stays whole: "
+        r"write {'c': 1, '\*': 4}, or a lower sparsity$",
     ):
         B.in_multiples(uniform, 4)({**shapes, "c": (2,)}, 0.625)
     with pytest.raises(

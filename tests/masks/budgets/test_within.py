@@ -2,6 +2,7 @@
 keep exactly so many.
 """
 
+import re
 from fractions import Fraction
 
 import pytest
@@ -251,6 +252,16 @@ def test_tables_say_what_counts_cost():
     assert str(made) == "a: 4 of 4\nb: 2 of 4\n5.0 of 5.0 by the table"
 
 
+def test_what_has_no_costs_is_refused():
+    text = (
+        "within: expected sf.shrinking.groups(model, example), "
+        "sf.shrinking.layers(model, example) for whole layers, or "
+        "sf.shrinking.weights(model, example) for single weights, got Linear"
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        within(1, torch.nn.Linear(2, 1))
+
+
 def test_a_table_that_does_not_fit_is_refused():
     model = Given({"a": 4}, sum)
     with pytest.raises(ValueError, match="within: expected a table for 'a', got 'b'"):
@@ -288,7 +299,7 @@ def test_bad_arguments_are_refused():
         within(-1, found)
     with pytest.raises(
         TypeError,
-        match=r"within: expected sf.shrinking.groups\(model, example\) or .*, got "
+        match=r"within: expected sf.shrinking.groups\(model, example\), .*, got "
         r"Sequential",
     ):
         within(1, model)

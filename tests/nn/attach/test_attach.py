@@ -594,6 +594,6 @@ def test_a_model_without_parameters_that_require_a_gradient_is_refused():
     with pytest.raises(
         ValueError,
         match="expected a model with parameters that require a gradient, got a "
-        "Sequential",
+        r"Sequential without: unfreeze what trains, as model.requires_grad_\(True\) ",
     ):
         owned_parameters(model, [torch.optim.SGD(two_layers().parameters(), lr=0.1)])

@@ -139,6 +139,38 @@ def test_a_second_fit_goes_on_where_the_first_ended():
     assert pruned(module, state)
 
 
+def test_learned_masks_go_on_in_a_second_fit_and_are_hard_after_detach():
+    run, module, callback = fitted(sf.methods.maskllm(steps=4 * STEPS), epochs=2)
+    logits = callback.sparse.state.scores["latent"]["logit"]["up.weight"]
+    run.fit_loop.max_epochs = 4
+    run.fit(module, loader())
+    new = callback.sparse.state.scores
+    assert int(new["step"]) == 4 * STEPS
+    # Adam moved each by less than its rate a step
+    moved = new["latent"]["logit"]["up.weight"] - logits
+    assert 0 < moved.abs().max() < 2 * STEPS * 0.011
+    callback.sparse.detach()
+    kept = callback.sparse.masks["up.weight"]
+    assert torch.equal(module.up.weight, torch.where(kept, Module().up.weight, 0.0))
+    assert (kept.unflatten(1, (-1, 4)).sum(-1) == 2).all()
+
+
+def test_drawn_gates_go_on_in_a_second_fit():
+    # its masks of training are others than the settled ones, which detach leaves
+    algorithm = sf.reparametrised(sf.reparam.hard_concrete())
+    run, module, callback = fitted(algorithm, epochs=2)
+    before = callback.sparse.state
+    settled = sf.settled(algorithm, before)
+    assert not sf.checkpoint.tree_equal(before.masks, settled.masks)
+    run.fit_loop.max_epochs = 4
+    run.fit(module, loader())
+    state = callback.sparse.state
+    assert int(state.scores["step"]) == 4 * STEPS
+    callback.sparse.detach()
+    wanted = sf.effective(sf.settled(algorithm, state))
+    assert sf.checkpoint.tree_equal(dict(module.named_parameters()), wanted)
+
+
 def test_a_new_run_needs_a_callback_of_its_own():
     _, module, callback = fitted(epochs=1)
     with pytest.raises(

@@ -87,6 +87,16 @@ def test_a_run_is_that_of_attach_and_leaves_an_ordinary_model(tmp_path):
     sf.attach(sf.static(None, init="from_zeros"), run.model, optimizer).detach()
 
 
+def test_learned_masks_are_hard_when_training_ends(tmp_path):
+    callback = SparsityCallback(sf.methods.maskllm(steps=4))
+    run = trainer(tmp_path, callback, steps=4)
+    first = run.model.up.weight.detach().clone()
+    run.train()
+    kept = callback.sparse.masks["up.weight"]
+    assert torch.equal(run.model.up.weight, torch.where(kept, first, 0.0))
+    assert (kept.unflatten(1, (-1, 4)).sum(-1) == 2).all()
+
+
 def test_the_algorithm_may_be_a_function_of_the_steps(tmp_path):
     seen = []
 

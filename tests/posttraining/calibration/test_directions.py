@@ -36,6 +36,25 @@ def test_what_is_nearly_parallel_has_an_angle():
     assert sf.calibration.angle_of(x, 3 * x).isfinite()
 
 
+@pytest.mark.parametrize("dim", [2, -3, 5])
+def test_a_dimension_that_is_not_there_is_told(dim):
+    told = (
+        r"^influence_of: expected dim from -2 to 1, a dimension of hidden states of "
+        rf"shape \(2, 3\), got {dim}$"
+    )
+    x = torch.ones(2, 3)
+    with pytest.raises(ValueError, match=told):
+        sf.calibration.influence_of(x, x, dim=dim)
+
+
+@pytest.mark.parametrize("dim", [None, 1.0, True])
+def test_a_dimension_is_an_int(dim):
+    told = "^influence_of: expected dim to be an int, got "
+    x = torch.ones(2, 3)
+    with pytest.raises(TypeError, match=told):
+        sf.calibration.influence_of(x, x, dim=dim)
+
+
 @pytest.mark.parametrize("name", ["influence_of", "angle_of"])
 def test_other_shapes_are_told(name):
     told = (

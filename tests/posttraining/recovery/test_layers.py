@@ -89,6 +89,16 @@ def test_maps_that_do_not_fit():
     refused(TypeError, text, layer_map, paths(0), 8)
     text = "layer_map: expected removed to be a list of paths, got 'layers.1'"
     refused(TypeError, text, layer_map, paths(0), TEACHER, "layers.1")
+    text = "layer_map: expected student to be a list of paths, got [0, 1]"
+    refused(TypeError, text, layer_map, [0, 1], TEACHER)
+    text = (
+        "layer_map: expected each path of {} once, got 'layers.1' 2 times: leave out "
+        "the others"
+    )
+    twice = paths(0, 1, 1)
+    refused(ValueError, text.format("student"), layer_map, twice, TEACHER)
+    refused(ValueError, text.format("teacher"), layer_map, paths(0), twice)
+    refused(ValueError, text.format("removed"), layer_map, paths(0), TEACHER, twice)
 
 
 def test_outputs_that_do_not_fit():
@@ -104,6 +114,22 @@ def test_outputs_that_do_not_fit():
         "for them: outputs(..., paths=['1'])"
     )
     refused(ValueError, text, over_layers, loss, own, theirs, {"a": "1"})
+    whole = (torch.ones(1), theirs)
+    text = (
+        "over_layers: expected {0} to be a dict of tensors by path, got {1}: outputs "
+        "gives it second, as in result, {0} = sf.recovery.outputs(model, None, x, "
+        "paths=[...])"
+    )
+    told = text.format("student", "tuple")
+    refused(TypeError, told, over_layers, loss, whole, theirs, {"a": "0"})
+    told = text.format("teacher", "list")
+    refused(TypeError, told, over_layers, loss, own, [*whole], {"a": "0"})
+    told = (
+        "over_layers: expected layers to be a dict from paths of the student to paths "
+        "of the teacher, got list: write sf.recovery.layer_map(student_paths, "
+        "teacher_paths)"
+    )
+    refused(TypeError, told, over_layers, loss, own, theirs, ["0"])
     text = "over_layers: expected pairs of layers, got none"
     refused(ValueError, text, over_layers, loss, own, theirs, {})
     with pytest.raises(ValueError, match=r"^at 'a' and '0', mean_square: expected ten"):

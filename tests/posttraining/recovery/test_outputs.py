@@ -137,8 +137,16 @@ def test_paths_that_do_not_fit():
         ValueError, match=r"a layer of the \w+, such as '1.*', got '1.2'$"
     ):
         outputs(model, None, X, paths=["1.2"])
-    text = "outputs: expected paths to be a list of paths of layers, got '1'"
+    text = (
+        "outputs: expected paths to be a list of paths of layers, got '1': write "
+        "paths=['1']"
+    )
     refused(TypeError, text, outputs, model, None, X, paths="1")
+    text = (
+        "outputs: expected a State, params or None second, got a Tensor: for the "
+        "module's own parameters write outputs(module, None, x, paths=[...])"
+    )
+    refused(TypeError, text, outputs, model, X, paths=["1"])
 
     class Skips(nn.Sequential):
         def forward(self, x):
@@ -147,6 +155,26 @@ def test_paths_that_do_not_fit():
     skips = Skips(nn.Linear(4, 2), nn.Linear(4, 2), nn.Flatten())
     text = "outputs: expected a forward that calls the layer '1', but it did not"
     refused(ValueError, text, outputs, skips, None, X, paths=["1"])
+    inside = nn.Sequential(skips)
+    text = (
+        "outputs: expected a forward that calls the layer '0.1', but it did not: ask "
+        "for one that it calls, perhaps '0'"
+    )
+    refused(ValueError, text, outputs, inside, None, X, paths=["0.1"])
+
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4)])
+
+        def forward(self, x):
+            return self.layers[0](x)
+
+    text = (
+        "outputs: expected a forward that calls the layer 'layers', but it did not: "
+        "ask for one that it calls, perhaps 'layers.0'"
+    )
+    refused(ValueError, text, outputs, Listed(), None, X, paths=["layers"])
 
     class Counts(nn.Module):
         def forward(self, x):

@@ -132,6 +132,38 @@ def test_half_precision_and_vmap():
             "grid: expected weight to be a floating-point tensor, got torch.int32",
         ),
         (
+            lambda w: solve.grid(w[:, :0], 4),
+            ValueError,
+            "grid: expected a weight of shape (out, in), got (2, 0)",
+        ),
+        (
+            lambda w: solve.grid(torch.where(torch.eye(2, 8) == 1, torch.nan, w), 4),
+            ValueError,
+            "grid: expected a finite weight, got NaN or infinite entries in row 0",
+        ),
+        (
+            lambda w: solve.grid(w, 4).round(torch.ones(3, 8)),
+            ValueError,
+            "Grid.round: expected a weight of shape (2, in), got (3, 8): make a grid "
+            "of this weight with sf.solve.grid",
+        ),
+        (
+            lambda w: solve.grid(w, 4).round(w[:1]),
+            ValueError,
+            "Grid.round: expected a weight of shape (2, in), got (1, 8): make",
+        ),
+        (
+            lambda w: solve.grid(w, 4, group=2).round(w[:, :6]),
+            ValueError,
+            "Grid.round: expected a weight of shape (2, in), where 4 groups divide the "
+            "columns, got (2, 6): make",
+        ),
+        (
+            lambda w: solve.grid(w, 4).round(w.int()),
+            TypeError,
+            "Grid.round: expected weight to be a floating-point tensor, got torch.int3",
+        ),
+        (
             lambda w: solve.obs(w, torch.eye(8), keep=4, round_to=4),
             TypeError,
             "obs: expected round_to to be a grid such as sf.solve.grid(weight, 4)",
