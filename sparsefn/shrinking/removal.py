@@ -19,11 +19,15 @@ from sparsefn.shrinking.residuals import (
     without_branches,
 )
 from sparsefn.shrinking.trace import with_tensors
-from sparsefn.shrinking.values import module_of, named_tensors
+from sparsefn.shrinking.values import module_of, named_tensors, opname
 
 Works = Callable[[nn.Module], bool]
 _LISTS = (nn.Sequential, nn.ModuleList)
 _COUNTED = (nn.TransformerEncoder, nn.TransformerDecoder)  # keep `num_layers`
+# They give the entries that they take, in the same order.
+_SHAPES = frozenset(
+    ["view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"]
+)
 
 # What changes for the outputs. A number that is the length of a list may be so by
 # chance, such as a number of heads; a list of that length hardly ever is.
@@ -97,11 +101,12 @@ def _in_list(model: nn.Module, path: str) -> bool:
 
 
 def _busy(program: fx.GraphModule) -> set[str]:
-    # The modules in which something is computed.
+    # The modules in which something is computed, other than a shape.
     paths = set[str]()
     for node in program.graph.nodes:
-        if node.op == "call_function" and not passes(node):
-            paths.update(_around(node))
+        if node.op != "call_function" or opname(node) in _SHAPES or passes(node):
+            continue
+        paths.update(_around(node))
     return paths
 
 

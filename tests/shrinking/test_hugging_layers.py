@@ -64,6 +64,12 @@ DECODERS = {
         {2},
         {"num_hidden_layers": 2},
     ),
+    "opt": (
+        "OPT",
+        {**COMMON, **ENDS, **THREE, "ffn_dim": 20, "word_embed_proj_dim": 16},
+        {1},
+        {"num_hidden_layers": 2},
+    ),
 }
 OTHERS = {
     "t5": (

@@ -251,6 +251,20 @@ def test_an_encoder_of_torch():
     assert (len(small.layers), small.num_layers) == (1, 1)
 
 
+class Flattened(Mlp):
+    """As OPT does: another shape before the sum, and the old one after it."""
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        return super().forward(rows).view(x.shape)
+
+
+def test_items_that_are_left_with_shapes_alone_go():
+    net = nn.Sequential(Flattened(), Flattened(), nn.Linear(4, 2)).eval()
+    made = removed(net, V.reshape(1, 3, 4), [0])
+    assert made.form == "class" and len(made.module) == 2
+
+
 def test_names_of_a_list_by_words_stay():
     parts = {"first": nn.Linear(3, 4), "a": Mlp(), "b": Mlp(), "last": nn.Linear(4, 2)}
     net = nn.Sequential()
