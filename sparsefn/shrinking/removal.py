@@ -87,11 +87,13 @@ def items_without(
     idle = _busy(program) - _busy(without_branches(program, gone))
     adds = {path for one in gone for path in _around(one.sum)}
     found: list[str] = []
-    for path, _ in model.named_modules():
+    for path, part in model.named_modules():
         is_inside = any(path.startswith(f"{outer}.") for outer in found)
         if not path or path not in idle or is_inside:
             continue
-        if path in adds or _in_list(model, path):
+        # a list has no forward, and no module can take its place: its items go
+        may_be_identity = path in adds and not isinstance(part, nn.ModuleList)
+        if may_be_identity or _in_list(model, path):
             found.append(path)
     return found
 
