@@ -24,11 +24,15 @@ from sparsefn.shrinking.residuals import (
     without_branches,
 )
 from sparsefn.shrinking.trace import with_tensors
-from sparsefn.shrinking.values import module_of, named_tensors
+from sparsefn.shrinking.values import module_of, named_tensors, opname
 
 Works = Callable[[nn.Module], bool]
 _LISTS = (nn.Sequential, nn.ModuleList)
 _COUNTED = (nn.TransformerEncoder, nn.TransformerDecoder)  # keep `num_layers`
+# They give the entries that they take, in the same order.
+_SHAPES = frozenset(
+    ["view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"]
+)
 
 # What changes for the outputs. A number that is the length of a list may be so by
 # chance, such as a number of heads; a list of that length hardly ever is.
@@ -88,11 +92,13 @@ def items_without(
     idle = _busy(program) - _busy(without_branches(program, gone))
     adds = {path for one in gone for path in _around(one.sum)}
     found: list[str] = []
-    for path, _ in model.named_modules():
+    for path, part in model.named_modules():
         is_inside = any(path.startswith(f"{outer}.") for outer in found)
         if not path or path not in idle or is_inside:
             continue
-        if path in adds or _in_list(model, path):
+        # a list has no forward, and no module can take its place: its items go
+        may_be_identity = path in adds and not isinstance(part, nn.ModuleList)
+        if may_be_identity or _in_list(model, path):
             found.append(path)
     return found
 
@@ -102,11 +108,12 @@ def _in_list(model: nn.Module, path: str) -> bool:
 
 
 def _busy(program: fx.GraphModule) -> set[str]:
-    # The modules in which something is computed.
+    # The modules in which something is computed, other than a shape.
     paths = set[str]()
     for node in program.graph.nodes:
-        if node.op == "call_function" and not passes(node):
-            paths.update(_around(node))
+        if node.op != "call_function" or opname(node) in _SHAPES or passes(node):
+            continue
+        paths.update(_around(node))
     return paths
 
 

@@ -251,6 +251,39 @@ def test_an_encoder_of_torch():
     assert (len(small.layers), small.num_layers) == (1, 1)
 
 
+class TwoLists(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.ModuleList([Mlp(), Mlp()])
+        self.second = nn.ModuleList([Mlp(), Mlp()])
+
+    def forward(self, x):
+        for part in (*self.first, *self.second):
+            x = part(x)
+        return x
+
+
+def test_all_items_of_a_list_go():
+    made = removed(TwoLists().eval(), V, [0, 1, 2])
+    assert made.form == "class"
+    assert (len(made.module.first), len(made.module.second)) == (0, 1)
+    assert made.names["second.1.up.bias"] == "second.0.up.bias"
+
+
+class Flattened(Mlp):
+    """As OPT does: another shape before the sum, and the old one after it."""
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        return super().forward(rows).view(x.shape)
+
+
+def test_items_that_are_left_with_shapes_alone_go():
+    net = nn.Sequential(Flattened(), Flattened(), nn.Linear(4, 2)).eval()
+    made = removed(net, V.reshape(1, 3, 4), [0])
+    assert made.form == "class" and len(made.module) == 2
+
+
 def test_names_of_a_list_by_words_stay():
     parts = {"first": nn.Linear(3, 4), "a": Mlp(), "b": Mlp(), "last": nn.Linear(4, 2)}
     net = nn.Sequential()

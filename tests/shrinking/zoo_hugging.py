@@ -22,33 +22,38 @@ GROUPED = {"num_key_value_heads": 2, **COMMON, **ENDS}
 PIXELS = {"image_size": 8, "patch_size": 4}
 
 
-def enter(name, model, config, *names, cls=None, **sizes):
+def enter(name, model, config, *names, **sizes):
     """Enters a model with what it is called with: the tokens' numbers, unless there are
     `names` of other inputs.
     """
 
     def build():
-        inputs = {
-            "input_ids": torch.randint(3, 20, (2, 5)),
-            "pixel_values": torch.randn(2, 3, 8, 8),
-        }
-        inputs |= {
-            "decoder_input_ids": torch.randint(3, 20, (2, 4)),
-            "attention_mask": torch.ones(2, 5).long(),
-        }
-        inputs |= {
-            "input_features": torch.randn(2, 8, 12),
-            "input_values": torch.randn(2, 400),
-        }
-        inputs["attention_mask"][0, 3:] = 0
-        made = getattr(hf, config)(**sizes)
-        # the grouped product has no float64
-        made.use_cache, made._experts_implementation = (False, "batched_mm")
-        chosen = {key: inputs[key] for key in names or ("input_ids", "attention_mask")}
-        return getattr(hf, model)(made), chosen
+        return made(model, config, *names, **sizes)
 
     build.__name__ = name
     in_the_zoo(build)
+
+
+def made(model, config, *names, **sizes):
+    """A model and its inputs, for `enter`."""
+    inputs = {
+        "input_ids": torch.randint(3, 20, (2, 5)),
+        "pixel_values": torch.randn(2, 3, 8, 8),
+    }
+    inputs |= {
+        "decoder_input_ids": torch.randint(3, 20, (2, 4)),
+        "attention_mask": torch.ones(2, 5).long(),
+    }
+    inputs |= {
+        "input_features": torch.randn(2, 8, 12),
+        "input_values": torch.randn(2, 400),
+    }
+    inputs["attention_mask"][0, 3:] = 0
+    own = getattr(hf, config)(**sizes)
+    # the grouped product has no float64
+    own.use_cache, own._experts_implementation = (False, "batched_mm")
+    chosen = {key: inputs[key] for key in names or ("input_ids", "attention_mask")}
+    return getattr(hf, model)(own), chosen
 
 
 def causal(name, stem, **sizes):
