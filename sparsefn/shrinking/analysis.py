@@ -15,7 +15,13 @@ import torch
 from torch import Tensor, fx
 
 from sparsefn.shrinking import norms, products, reindexing
-from sparsefn.shrinking.channels import ChannelMap, CoupledChannels, Ids, product
+from sparsefn.shrinking.channels import (
+    ChannelMap,
+    CoupledChannels,
+    Flags,
+    Ids,
+    product,
+)
 from sparsefn.shrinking.probe import of_leaf, pointwise, probed
 from sparsefn.shrinking.trace import with_tensors
 from sparsefn.shrinking.values import (
@@ -34,6 +40,8 @@ from sparsefn.shrinking.values import (
 )
 
 Rule = Callable[[Step], Any]
+# operations that read a part of a tensor
+_CUTS = ("slice", "narrow", "index", "index_select")
 
 
 class Analysis(NamedTuple):
@@ -80,7 +88,41 @@ def analyse(
             made.values[node] = _leaf(made, name, held[name], reads, seen)
         else:
             made.values[node] = _of_node(made, node)
+    _keep_tables(made)
     return _settled(made)
+
+
+def _keep_tables(made: Analysis) -> None:
+    # A table may be cut to the size of this example: what the cut leaves out is read
+    # for larger inputs, and stays.
+    varies = set[fx.Node]()
+    for node in made.graph.graph.nodes:
+        if node.op == "placeholder" or not varies.isdisjoint(node.all_input_nodes):
+            varies.add(node)
+    channels = made.log.channels
+    read = _channels_in(channels, [made.values[node] for node in varies])
+    for node, cut in made.values.items():
+        if node in varies or node.op != "call_function" or opname(node) not in _CUTS:
+            continue
+        known = np.union1d(read, _channels_in(channels, cut))
+        for value in values_in([made.values[one] for one in node.all_input_nodes]):
+            for label in value.labels:
+                if label is not None:
+                    unread = _without(channels.resolve(label), known)
+                    channels.freeze(label, "may be read for larger inputs", unread)
+
+
+def _without(label: Ids, known: Ids) -> Flags:
+    # Which indices of a dimension are made of other channels than these.
+    return np.asarray(~np.isin(label, known).any(1))
+
+
+def _channels_in(channels: CoupledChannels, tree: Any) -> Ids:
+    # All channels of the tensors in a tree, without that of places that are empty.
+    labels = [x for value in values_in(tree) for x in value.labels if x is not None]
+    ids = [channels.resolve(x).ravel() for x in labels]
+    found = np.unique(np.concatenate(ids)) if ids else np.empty(0, np.int64)
+    return found[found > 0]
 
 
 def labels_of(analysis: Analysis) -> list[Ids]:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import sparsefn as sf
 from tests.shrinking.small import MAP, Of, conv, lin, told
 
 # A network, its groups, and why the rest stays.
@@ -221,3 +222,39 @@ LOOKUPS_CASES = {
 def test_what_goes_together_and_what_stays_by_lookups(name):
     build, groups, stays = LOOKUPS_CASES[name]
     assert told(build) == (groups, stays)
+
+
+class Positions(nn.Module):
+    """Tables that are cut to the tokens of an input, and a weight in two pieces."""
+
+    def __init__(self):
+        super().__init__()
+        self.position = nn.Parameter(torch.randn(9, 4))
+        self.weight = nn.Parameter(torch.randn(6, 4))
+        self.out = nn.Linear(6, 3)
+        causal = torch.ones(1, 9, 9, dtype=torch.bool).tril()
+        self.register_buffer("causal", causal, persistent=False)
+
+    def forward(self, x):
+        n = x.shape[1]
+        x = x + self.position[torch.arange(n)] + self.position[:n]
+        first = F.linear(x, self.weight[:2])
+        second = F.linear(x, self.weight[2:])
+        mixed = torch.where(self.causal[:, :n, :n], x @ x.mT, 0.0) @ second
+        return self.out(torch.cat([first, mixed], -1))
+
+
+@pytest.mark.parametrize("form", ["class", "program"])
+def test_tables_keep_the_rows_that_larger_inputs_read(form):
+    torch.manual_seed(0)
+    net = Positions().eval()
+    x = torch.randn(2, 5, 4)
+    assert len(sf.shrinking.groups(net, x)) == 1  # rows of the weight
+    masks = {path: torch.ones_like(p) > 0 for path, p in net.named_parameters()}
+    masks["weight"][3] = False
+    state = sf.State(sf.modules.params_of(net), masks)
+    small = sf.shrinking.smaller(net, state, x, form=form).module
+    assert small.weight.shape == (5, 4) and small.position.shape == (9, 4)
+    longer = torch.randn(2, 8, 4)
+    wanted = sf.modules.call(net, state, longer)
+    torch.testing.assert_close(small(longer), wanted)
