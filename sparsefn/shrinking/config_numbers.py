@@ -367,7 +367,7 @@ def _fit_layers(
     # alone.
     config = part.config
     number = getattr(config, "num_hidden_layers", 0)
-    path = _list_of(part, number)
+    path = _list_of(part, number) if number else None
     if path is None:
         return False
     differ = layer_numbers(config)
