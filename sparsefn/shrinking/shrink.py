@@ -115,7 +115,7 @@ def shrink(
         state: State whose masks say what goes, of whatever algorithm they are: every
             unit that is 0, or that no layer reads, and units that are constant where a
             bias can take in what they give. A unit that the masks prune only in part
-            stays, and so does one of every dimension, and what a slice of a table leaves
+            stays. So does one of every dimension, and what a slice of a table leaves
             out, as larger inputs may read it. A residual branch goes as a whole where
             masks prune all parameters that it alone reads.
         example: What the module is called with: a tensor, a tuple of arguments or a
