@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from sparsefn.shrinking.plan import PruningPlan
 from sparsefn.shrinking.small_layers import is_transformers_conv
+from sparsefn.shrinking.trace import first_line
 from sparsefn.shrinking.values import (
     module_of,
     named_module,
@@ -315,7 +316,7 @@ def _run(small: nn.Module, works: Works, wanted: Outputs, keeps: Any) -> Trial:
         if wrong:
             return
         if error is not None:
-            wrong.append((path, f"fails: {error_line(error)}"))
+            wrong.append((path, f"fails: {first_line(error)}"))
         elif far == len(wanted) or wanted[far][0] != path:
             wrong.append((path, "runs where another module did"))
         elif not _alike(outs, wanted[far][1], keeps):
@@ -377,13 +378,3 @@ def _keeps(plan: PruningPlan) -> dict[tuple[int, int], list[Tensor]]:
             sizes = (len(kept), len(places))
             made[sizes][kept.tobytes()] = places
     return {sizes: list(some.values()) for sizes, some in made.items()}
-
-
-def error_line(error: BaseException) -> str:
-    """The first line of an error, or its type.
-
-    >>> error_line(KeyError())
-    'KeyError'
-    """
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]

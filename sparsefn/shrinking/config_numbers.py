@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from sparsefn.shrinking.attributes import Guess, Trial, error_line, search
+from sparsefn.shrinking.attributes import Guess, Trial, search
+from sparsefn.shrinking.trace import first_line
 from sparsefn.shrinking.values import named_module, named_tensors
 
 BUILDS = 100  # of a model on the meta device in search of numbers
@@ -162,7 +163,7 @@ def _refused(config: Any) -> str:
     try:
         type(config).from_dict(config.to_dict())
     except Exception as error:  # a config's own code fails in any way
-        return f"a {type(config).__name__} of others fails: {error_line(error)}"
+        return f"a {type(config).__name__} of others fails: {first_line(error)}"
     return ""
 
 
@@ -242,7 +243,7 @@ def _trial(part: nn.Module, inside: str = "") -> Trial:
     try:
         made = _new(part, "meta")
     except Exception as error:  # a model's own code fails in any way
-        why = f"with others {type(part).__name__} fails: {error_line(error)}"
+        why = f"with others {type(part).__name__} fails: {first_line(error)}"
         return Trial((-math.inf, 0), False, why)
     wanted = _shapes(part, inside)
     got = _shapes(made, inside)

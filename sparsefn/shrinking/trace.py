@@ -439,7 +439,7 @@ def _without(model: nn.Module, call: Call) -> str:
     return f"give use_cache=False in the example, as {{{shown}}}"
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an exception says, in one line.
 
     >>> first_line(ValueError("no. See below"))

@@ -204,7 +204,7 @@ class Derived(nn.Module):
 def test_code_that_takes_a_size_from_elsewhere_has_no_smaller_model_of_its_class():
     made, _, runs = same(drawn(nn.Sequential(Derived())), tokens())
     assert made.model is None and len(runs) < 30
-    assert made.why.startswith("the Derived at '0' fails: shape '[2, -1, ")
+    assert made.why.startswith("the Derived at '0' fails: RuntimeError: shape")
 
 
 class Silent(nn.Module):
