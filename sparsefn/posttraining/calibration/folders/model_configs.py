@@ -22,6 +22,7 @@ from sparsefn.posttraining.calibration.folders.model import empty_model
 Config = dict[str, Any]
 _PLAIN = (bool, int, float, str, type(None))
 _FOLDER = "name_or_path"  # an attribute that says where the model is from
+_BY_LAYER = "per_layer_config"  # numbers of layers, by their places
 _TRIES = 64  # models that are made in search of a config
 
 
@@ -184,7 +185,8 @@ def _as_dict(config: object) -> Config:
 def _entries(config: Config, above: Place = ()) -> Iterator[Change]:
     # Also of configs of parts of a model, such as text_config.
     for key, value in config.items():
-        if isinstance(value, dict) and key.endswith("_config"):
+        is_part = key.endswith("_config") and key != _BY_LAYER
+        if is_part and isinstance(value, dict):
             yield from _entries(value, (*above, key))
         else:
             yield (*above, key), value
@@ -196,6 +198,9 @@ def _lists_by_layer(places: Sequence[Change], cut: Cut) -> Iterator[list[Change]
     listed: list[Change] = []
     every: list[Change] = []
     for place, value in places:
+        if place[-1] == _BY_LAYER and isinstance(value, dict):
+            for way in (likely, listed, every):
+                way.append((place, _numbered_again(value, cut)))
         if not isinstance(value, list | tuple):
             continue
         is_named = "layer" in place[-1] or "block" in place[-1]
@@ -218,6 +223,13 @@ def _lists_by_layer(places: Sequence[Change], cut: Cut) -> Iterator[list[Change]
             if new is not None:
                 way.append((place, new))
     yield from (likely, listed, every, [])
+
+
+def _numbered_again(value: Config, cut: Cut) -> Config:
+    by_place = {int(key): own for key, own in value.items()}
+    return {
+        str(new): by_place[old] for new, old in enumerate(cut.kept) if old in by_place
+    }
 
 
 def _expanded(value: Sequence[Any]) -> list[Any]:

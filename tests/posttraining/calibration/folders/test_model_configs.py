@@ -92,6 +92,19 @@ MAKE = {
             "mm_tokens_per_image": 4,
         },
     ),
+    # full attention has heads of 16 entries, in per_layer_config
+    "gemma4": (
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        {
+            **SIZES,
+            **QUERIES,
+            "global_head_dim": 16,
+            "layer_types": [LOCAL, FULL, LOCAL, FULL],
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
     "modernbert": (
         "ModernBertForMaskedLM",
         "ModernBertConfig",
@@ -121,6 +134,16 @@ def made(name, **more):
             "model.layers",
             (0, 2, 3),
             {"num_hidden_layers": 3, "layer_types": [LOCAL, LOCAL, FULL]},
+        ),
+        (
+            "gemma4",
+            "model.layers",
+            (0, 2, 3),
+            {
+                "num_hidden_layers": 3,
+                "layer_types": [LOCAL, LOCAL, FULL],
+                "per_layer_config": {"2": {"head_dim": 16}},
+            },
         ),
         (
             "gptneo",
