@@ -300,8 +300,7 @@ def check_has_values(call: str, named: Named, weights: Mapping[str, Tensor]) -> 
 
     A module of the meta device may run with the weights of a state.
     """
-    check_not_meta(call, weights.items())
-    check_not_meta(call, named.module.named_buffers())
+    check_not_meta(call, (*weights.items(), *named.module.named_buffers()))
 
 
 def weights_of_call(named: Named, state: State | None) -> dict[str, Tensor]:
