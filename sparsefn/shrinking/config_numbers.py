@@ -134,7 +134,15 @@ def _set(
     works: Callable[[], bool],
 ) -> str:
     # The numbers of one config; why they cannot be set.
-    why = _fit(part, whole, numbers.places, sizes) or _unproven(part, whole, works)
+    def is_proven() -> bool:
+        return not _trial(part).why and not _unproven(part, whole, works)
+
+    why = _fit(part, whole, numbers.places, sizes)
+    if not why:
+        why = _unproven(part, whole, works)
+        if why:  # a forward may read what changed by chance
+            _give_back(part, numbers, lambda: _trial(part).done)
+            why = _unproven(part, whole, works)
     if why and has_layer_numbers(part.config):
         for exact in (False, True):
             numbers.put_back()
@@ -144,7 +152,7 @@ def _set(
                 why = ""
                 break
     if not why:
-        _give_back(part, whole, numbers, works)
+        _give_back(part, numbers, is_proven)
     return why
 
 
@@ -217,15 +225,13 @@ def _fit(
     return search(lambda _: numbers, lambda: _trial(part, inside), BUILDS).why
 
 
-def _give_back(
-    part: Any, whole: Any, numbers: _Numbers, works: Callable[[], bool]
-) -> None:
+def _give_back(part: Any, numbers: _Numbers, fits: Callable[[], bool]) -> None:
     # A number that changes nothing stays: it was the size of something else by chance,
     # such as the window of an attention, and wrong where no example shows it.
     for held, key, old in list(numbers.changes()):
         new = held[key]
         held[key] = old
-        if _trial(part).why or _unproven(part, whole, works):
+        if not fits():
             held[key] = new
     if _by_layer(part.config):
         # without what is as in the config
