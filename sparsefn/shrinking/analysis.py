@@ -118,7 +118,7 @@ def _without(label: Ids, known: Ids) -> Flags:
 
 
 def _channels_in(channels: CoupledChannels, tree: Any) -> Ids:
-    # All channels of the tensors in a tree, without that of places that are empty.
+    # All channels of the tensors in a tree. Channel 0 stands for empty places.
     labels = [x for value in values_in(tree) for x in value.labels if x is not None]
     ids = [channels.resolve(x).ravel() for x in labels]
     found = np.unique(np.concatenate(ids)) if ids else np.empty(0, np.int64)

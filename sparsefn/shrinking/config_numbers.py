@@ -1,5 +1,5 @@
-"""Configs of smaller models: their numbers become those of which a new model has the
-same sizes.
+"""Configs of smaller models: a search for numbers with which a new model has the same
+sizes.
 
 Layers may differ in `per_layer_config` of transformers: the numbers that each layer has
 in place of the config's.
@@ -69,10 +69,10 @@ def set_configs(
         yield path, why
 
 
-def is_told(small: nn.Module) -> bool:
+def configs_fit(small: nn.Module) -> bool:
     """Whether new models from the configs in a model have its shapes and attributes.
 
-    >>> is_told(nn.ReLU())
+    >>> configs_fit(nn.ReLU())
     True
     """
     return all(
@@ -189,8 +189,8 @@ def _fit(
     sizes: Sequence[tuple[int, int]],
     inside: str = "",
 ) -> str:
-    # Numbers become what attributes of their name are, or else what most of that size
-    # became; those of the modules whose paths start with `inside`.
+    # Numbers become what attributes of their name are, or else what most sizes of that
+    # number became. Only modules whose paths start with `inside` are looked at.
     old = _attributes(whole, inside)
     new = _attributes(part, inside)
     shapes = _shapes(part, inside)

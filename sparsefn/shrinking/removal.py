@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from sparsefn.shrinking.config_numbers import (
     LAYER_NUMBERS,
-    is_told,
+    configs_fit,
     layer_numbers,
     set_configs,
 )
@@ -311,14 +311,14 @@ def _configs(
     cut: _Lists,
     works: Works,
 ) -> tuple[str, ...]:
-    # The configs become those of the copy: with their lists as they were, or else
-    # without the entries of items, where a new model or the outputs need that.
+    # The configs become configs of the copy. A list loses the entries of removed items
+    # only where a new model or the outputs need that.
     pairs = list(_lengths(model, items).values())
     same_paths, _, _ = _without(model, items, False, "nothing")
 
     def said() -> tuple[str, ...]:
-        told = dict(set_configs(small, model, pairs, works, same_paths))
-        return tuple(reason for reason in told.values() if reason)
+        reasons = dict(set_configs(small, model, pairs, works, same_paths))
+        return tuple(reason for reason in reasons.values() if reason)
 
     why = said()
     if why and not cut:
@@ -332,6 +332,6 @@ def _configs(
     for held, key, value in () if why else cut:
         left = held[key]
         held[key] = value
-        if not (is_told(small) and works(small)):
+        if not (configs_fit(small) and works(small)):
             held[key] = left
     return why

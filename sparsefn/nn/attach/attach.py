@@ -116,7 +116,7 @@ def attach(
     Returns:
         An `Attached`. Call its `before_step` after one backward pass, and its
         `after_step` after the optimizer's step. In the end its `detach` leaves the
-        weights to evaluate, with hard masks where those of training are soft or drawn.
+        weights to evaluate: masks that are soft or drawn in training are hard then.
 
     Raises:
         TypeError: An argument is of another type.

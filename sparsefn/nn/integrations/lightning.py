@@ -118,7 +118,7 @@ class SparsityCallback(Callback):
         goes_on = self.sparse is not None and self.sparse.is_attached
         if saved is None and goes_on:
             saved = self.state_dict()
-        # before `detach`, which may leave other zeros than those of training
+        # before `detach`, as settled weights may have other zeros than trained ones
         if saved is not None:
             check_same_run(pl_module, saved["sparse"], saved["sparse"]["step"])
         # to the optimizer of another fit
