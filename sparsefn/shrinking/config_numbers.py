@@ -29,6 +29,7 @@ Place = tuple[Any, Any, str]
 # by layer, what it has in place of the config's numbers
 LayerNumbers = dict[int, dict[str, Any]]
 LAYER_NUMBERS = "_heterogeneity_spec"  # the name under which a config holds them
+_LAYERS = "num_hidden_layers"
 
 
 def set_configs(
@@ -143,6 +144,8 @@ def _set(
         if why:  # a forward may read what changed by chance
             _give_back(part, numbers, lambda: _trial(part).done)
             why = _unproven(part, whole, works)
+        if _refused_now(part, whole):
+            return why
     if why and has_layer_numbers(part.config):
         for exact in (False, True):
             numbers.put_back()
@@ -158,10 +161,12 @@ def _set(
 
 def _unproven(part: Any, whole: Any, works: Callable[[], bool]) -> str:
     # Why the config of a part may not be what it has become.
-    refused = _refused(part.config)
-    if refused and not _refused(whole.config):
-        return refused
-    return _other_tables(part) or _adopt(part, works)
+    return _refused_now(part, whole) or _other_tables(part) or _adopt(part, works)
+
+
+def _refused_now(part: Any, whole: Any) -> str:
+    # Why a config cannot be made again, where the one before could.
+    return "" if _refused(whole.config) else _refused(part.config)
 
 
 def _refused(config: Any) -> str:
@@ -373,7 +378,7 @@ def _fit_layers(
     # reads it there. If `exact`, attributes become what they are, too, not shapes
     # alone.
     config = part.config
-    number = getattr(config, "num_hidden_layers", 0)
+    number = getattr(config, _LAYERS, 0)
     path = _list_of(part, number) if number else None
     if path is None:
         return False
@@ -421,7 +426,10 @@ def _fit_layer(
     alone.config = config
     held = vars(config)
     held.update(own)
-    places = [place for place in _places(config) if place[0] is held]
+    # how many layers there are is no number of one of them
+    places = [
+        place for place in _places(config) if place[0] is held and place[2] != _LAYERS
+    ]
     before = {name: held[name] for _, _, name in places}
     if _fit(alone, whole, places, sizes, inside):
         return None

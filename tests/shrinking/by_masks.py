@@ -27,18 +27,17 @@ def random_masks(model, seed):
     return masks
 
 
-def check(model, example, seed):
+def check(model, example, seed, trace=None):
     """The program without all that may go under random masks gives the outputs of the
-    masked model.
+    masked model, whose trace may be given.
     """
+    trace = trace or traced(model, example)
     masks = random_masks(model, seed)
     params = {name: p.detach() for name, p in model.named_parameters()}
     wanted = compare.outputs(
         model, example, {name: p * masks[name] for name, p in params.items()}
     )
-    made = plan.free(
-        analyse(traced(model, example), masks, counted=True, equal_parts=False)
-    )
+    made = plan.free(analyse(trace, masks, counted=True, equal_parts=False))
     tensors = {name: p * masks[name] for name, p in params.items()}
     small = program(made, {**tensors, **plan.folded_biases(made, tensors)})
     compare.check_outputs(wanted, small, example, "the program")

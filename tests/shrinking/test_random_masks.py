@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsefn.shrinking import plan, products
+from sparsefn.shrinking.trace import traced
 from tests.shrinking import by_masks, zoo
 from tests.shrinking.networks import networks
 from tests.shrinking.test_random_networks import SETTINGS
@@ -33,8 +34,9 @@ def test_small_equals_masked_for_many_networks(net, seed):
 )
 def test_small_equals_masked_in_the_zoo(name):
     model, example = zoo.MODELS[name]()
+    trace = traced(model, example)  # takes seconds
     for seed in range(3):
-        by_masks.check(model, example, seed)
+        by_masks.check(model, example, seed, trace)
 
 
 @pytest.mark.deep(but=["vgg"])

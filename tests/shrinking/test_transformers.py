@@ -108,13 +108,12 @@ def without_heads(model, pruned):
     """A state without the last heads of keys of some layers, and what reads them."""
     params = sf.modules.params_of(model)
     masks = {path: torch.ones_like(x, dtype=torch.bool) for path, x in params.items()}
-    for i, heads in pruned.items():
-        start = f"layers.{i}.self_attn."
-        for name in ("q_proj", "k_proj", "v_proj", "g_proj"):
-            mask = masks[f"{start}{name}.weight"]
-            mask[len(mask) * (4 - heads) // 4 :] = False
-        mask = masks[f"{start}o_proj.weight"]
-        mask[:, mask.shape[1] * (4 - heads) // 4 :] = False
+    for path, mask in masks.items():
+        parts = path.split(".")
+        if "self_attn" in parts and mask.ndim == 2:
+            heads = pruned.get(int(parts[parts.index("layers") + 1]), 0)
+            units = mask.T if "o_proj" in parts else mask
+            units[len(units) * (4 - heads) // 4 :] = False
     return sf.State(params, masks)
 
 
@@ -162,6 +161,23 @@ def test_a_number_that_is_a_size_by_chance_stays():
     state = algorithm.update(algorithm.init(params), params, 0)
     small = sf.shrink(model, state, WORDS, groups=groups)
     assert (small.config.intermediate_size, small.config.sliding_window) == (24, 48)
+
+
+@pytest.mark.deep
+def test_heads_that_no_config_takes_leave_it_with_a_note():
+    # LlamaConfig refuses 6 heads for a hidden size of 64. There are as many layers as
+    # heads of keys.
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_key_value_heads": 4}
+    config = transformers.LlamaConfig(**{**SIZES, **sizes})
+    model = transformers.LlamaForCausalLM(config).eval()
+    state = without_heads(model, dict.fromkeys(range(4), 1))
+    made = sf.shrinking.smaller(model, state, WORDS)
+    masked = sf.modules.call(model, state, **WORDS)[0]
+    torch.testing.assert_close(made.module(**WORDS)[0], masked)
+    assert made.module.model.layers[0].self_attn.k_proj.out_features == 24
+    assert made.module.config.num_hidden_layers == 4
+    (note,) = made.notes
+    assert "keeps its numbers: a LlamaConfig of others fails: Strict" in note
 
 
 @pytest.mark.deep
