@@ -417,6 +417,33 @@ def test_layers_and_widths_at_once(unit, share):
     assert made.cost(list(made.sizes.values())) <= budget.cost <= limit
 
 
+@pytest.mark.parametrize("unit", ["params", "flops"])
+def test_rounds_with_regrow_keep_the_counts_of_layers_and_widths(unit):
+    x = torch.ones(2, 8).cumsum(1)
+    blocks = [Mlp(8, n) for n in (12, 16, 20, 24)]
+    net = nn.Sequential(nn.Linear(8, 8), *blocks, nn.Linear(8, 3)).eval()
+    groups = sf.shrinking.groups(net, x)
+    layers = sf.shrinking.layers(net, x, widths=groups)
+    limit = 0.5 * layers.cost((), unit)
+    budget = sf.budgets.within(limit, layers, unit)
+    algorithm = sf.gmp(
+        sf.schedules.polynomial(0.0, 1.0, begin=0, end=6),
+        pattern=layers.pattern(),
+        distribution=budget,
+        regrow=True,
+        pruned="keep",
+    )
+    params = sf.modules.params_of(net)
+    state = algorithm.init(params)
+    for step in range(7):
+        state = algorithm.update(state, params, step)
+    small = sf.shrink(net, state, x, groups=layers)
+    made = sf.shrinking.weights(small, x).priced(unit, None, False, None)
+    assert made.cost(list(made.sizes.values())) <= budget.cost <= limit
+    once = sf.one_shot(1.0, pattern=layers.pattern(), distribution=budget)
+    assert sf.checkpoint.tree_equal(state.masks, pruned(once, net).masks)
+
+
 def test_layers_and_widths_compete():
     net = mlp(4)
     groups = sf.shrinking.groups(net, X)

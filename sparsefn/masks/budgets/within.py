@@ -207,7 +207,9 @@ def within(
         limit it is: at 1.0 the cost is at most the limit, at 0.0 the model is whole,
         and between them the bound falls in proportion. Each leaf or set keeps a unit at
         least, and one more unit of any would pass the limit; what `where` leaves out
-        stays whole.
+        stays whole. Whole layers cost what as many of the dearest ones do. Where
+        widths are chosen with them, the widths rise again as a layer goes: prune in
+        rounds with `sf.gmp(..., regrow=True)`, which keeps these counts.
 
     Raises:
         TypeError: `limit` is no number, or `model` is none of the three.
