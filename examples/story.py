@@ -8,7 +8,8 @@ runtimes.
 
 Each stage leaves its files in `out/story`. A run that was killed goes on where it was:
 a stage whose files are there, made with the same options, is not run again. The page
-is `out/story.md`, and its figure `out/story.png`. Needs the extras `llm` and `recipes`.
+is `out/story.md`, and its figure `out/story.png`; of `--quick` they are in `out/quick`.
+Needs the extras `llm` and `recipes`.
 """
 
 import argparse
@@ -90,8 +91,11 @@ Found = dict[str, Any]
 def stage(file: Path, about: Found, make: Callable[[], Found]) -> Found:
     """What a stage left in a file, or else what it makes and leaves there now."""
     if file.exists():
-        # written by this script: it holds modules
-        found = torch.load(file, weights_only=False)
+        try:
+            # written by this script: it holds modules
+            found = torch.load(file, weights_only=False)
+        except Exception as error:  # torch has many for a damaged file
+            raise ValueError(f"{file} is damaged: delete it, and run again") from error
         if found["about"] == about:
             print(f"{file.stem}: is there")
             return found
@@ -424,8 +428,11 @@ def run(plan: Plan, folder: Path) -> Found:
 
     for way, one in models.items():
         home = folder / slug(way)
+        file = folder / f"{slug(way)}_files.pt"
+        if not home.exists():  # somebody deleted what the stage left
+            file.unlink(missing_ok=True)
         made = stage(
-            folder / f"{slug(way)}_files.pt",
+            file,
             recovered_as,
             lambda one=one, home=home: files_of(one, folder / "tokenizer", home, plan),
         )
@@ -476,10 +483,12 @@ def options(argv: list[str] | None = None) -> tuple[Plan, Path]:
     add(
         "--out",
         type=Path,
-        default=Path("out"),
-        help="folder for story, and the page and figure in it (default: out)",
+        help="folder for story, and the page and figure in it (default: out; out/quick "
+        "with --quick)",
     )
     chosen = parser.parse_args(argv)
+    if chosen.out is None:
+        chosen.out = Path("out/quick" if chosen.quick else "out")
     make_folder(parser, chosen.out)
     plan = (QUICK if chosen.quick else FULL)._replace(seed=chosen.seed)
     for name in ("steps", "recover"):

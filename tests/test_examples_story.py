@@ -52,10 +52,13 @@ def test_a_killed_story_goes_on_to_the_end(
     assert not (tmp_path / "story.json").exists()
     first = capsys.readouterr().out
     assert "2_4_recovered: " in first and "is there" not in first
+    for file in (tmp_path / "story" / "dense").iterdir():
+        file.unlink()
+    (tmp_path / "story" / "dense").rmdir()
     story.main()
     second = capsys.readouterr().out
     assert "dense: is there" in second and "2_4_recovered: is there" in second
-    assert "dense_files: is there" in second and "width_files: is there" not in second
+    assert "_files: is there" not in second  # the folder was deleted
 
     report = json.loads((tmp_path / "story.json").read_text(encoding="utf-8"))
     rows = report["rows"]
@@ -108,6 +111,9 @@ def test_a_stage_is_made_again_where_an_option_changed(
     with pytest.raises(KeyboardInterrupt):
         story.stage(tmp_path / "other.pt", {}, dying)
     assert [path.name for path in tmp_path.iterdir()] == ["one.pt"]
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"one\.pt is damaged: delete it, and run ag"):
+        story.stage(file, {"a": 2}, dying)
 
 
 def test_training_goes_on_from_its_checkpoint(
@@ -149,8 +155,14 @@ def test_training_goes_on_from_its_checkpoint(
 
 
 def test_options_of_the_story(
-    story: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    story: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert story.options([])[1] == Path("out")
+    assert story.options(["--quick"])[1] == Path("out/quick")  # the full run stays
     assert story.options([f"--out={tmp_path}"]) == (story.FULL, tmp_path)
     plan, _ = story.options(["--quick", "--recover=7", f"--out={tmp_path}"])
     assert plan == story.QUICK._replace(recover=7)

@@ -40,7 +40,7 @@ from sparsefn.core.rounding import fraction_at, n_kept
 from sparsefn.core.state import Step
 from sparsefn.core.tree import Leaves
 from sparsefn.masks.budgets.counts import Counted
-from sparsefn.masks.budgets.distributions import Global, spread
+from sparsefn.masks.budgets.distributions import Global, counts_given, spread
 from sparsefn.masks.patterns.layouts import UnitLayouts
 from sparsefn.masks.patterns.shards import check_whole_rows, counts_of_all, on_shards
 from sparsefn.masks.patterns.units import (
@@ -149,7 +149,7 @@ class UnitTable(NamedTuple):
             total = n_kept(sum(sizes), sparsity)
             distribution.bounds(shapes, total)
             return [total]
-        counts = distribution(shapes, sparsity)
+        counts = counts_given(distribution, shapes, sparsity)
         groups = {path: units.rows[0] for path, units in whole.items()}
         return [
             counts[path]

@@ -376,7 +376,7 @@ def at_least(distribution: Distribution, least: int) -> Distribution:
         )
 
     def counts(shapes: Shapes, sparsity: Real) -> CountsByName:
-        asked = distribution(shapes, sparsity)
+        asked = counts_given(distribution, shapes, sparsity)
         floors = {path: min(least, math.prod(shape)) for path, shape in shapes.items()}
         rest = sum(asked.values()) - sum(floors.values())
         short = host_number(rest)
@@ -499,6 +499,32 @@ def global_(floor: float = 0.0, ceiling: float = 1.0) -> Distribution:
         raise ValueError(f"global_: expected floor <= ceiling, got {floor} > {ceiling}")
     # no named tuple is a function to a type checker
     return cast(Distribution, Global(float(floor), float(ceiling)))
+
+
+def counts_given(
+    distribution: Distribution, shapes: Shapes, sparsity: Real
+) -> CountsByName:
+    """The counts of a distribution, which may be anybody's function.
+
+    >>> counts_given(lambda shapes, sparsity: {}, {"w": (2, 3)}, 0.5)
+    Traceback (most recent call last):
+        ...
+    ValueError: distribution: expected how many units each leaf keeps, got nothing for
+    'w'
+    """
+    counts = distribution(shapes, sparsity)
+    if not isinstance(counts, Mapping):
+        raise TypeError(
+            "distribution: expected a dict of how many units each leaf keeps, got "
+            f"{type(counts).__name__}"
+        )
+    if not shapes.keys() <= counts.keys():
+        path = next(path for path in shapes if path not in counts)
+        raise ValueError(
+            "distribution: expected how many units each leaf keeps, got nothing for "
+            f"{path!r}"
+        )
+    return counts
 
 
 def check_fixed(sparsity: Real, density: float, name: str) -> None:

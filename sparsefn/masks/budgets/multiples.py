@@ -12,7 +12,12 @@ from sparsefn._engine.selection import CountsByName, apportion
 from sparsefn._engine.transforms import at_compile_time, host_number
 from sparsefn.core.checks import check_int, described, is_sequence
 from sparsefn.masks.budgets.count_steps import Steps
-from sparsefn.masks.budgets.distributions import Distribution, Global, Shapes
+from sparsefn.masks.budgets.distributions import (
+    Distribution,
+    Global,
+    Shapes,
+    counts_given,
+)
 from sparsefn.masks.budgets.within import Within
 
 
@@ -57,7 +62,8 @@ def in_multiples(
     Raises:
         TypeError: `distribution` is `global_` or no function, `of` holds something else
             than ints, or `equal_across` something else than globs.
-        ValueError: `of` is empty or below 1; when a budget is made, the total or the
+        ValueError: `of` is empty or below 1, or `distribution` is what `in_multiples`
+            made of a `within(...)`; when a budget is made, the total or the
             limit is too small, a glob matches no leaf, equal leaves have different
             numbers of units, or the value of the sparsity is not known.
 
@@ -86,6 +92,11 @@ def in_multiples(
             f'within(..., prefer="global"), got {distribution!r}'
         )
     if isinstance(distribution, Within):
+        if distribution.multiple_of != 1 or distribution.equal_across:
+            raise ValueError(
+                f"in_multiples: expected within(...), got {distribution!r}: give all "
+                'numbers and globs in one call, such as {"0.*": 8, "*": 5}'
+            )
         made = dataclasses.replace(
             distribution, multiple_of=of, equal_across=tuple(globs)
         )
@@ -101,8 +112,9 @@ def in_multiples(
                 "leave these out"
             )
         sizes = {path: math.prod(shape) for path, shape in shapes.items()}
-        asked = distribution(shapes, float(level))
-        kept = _nearest([int(asked[path]) for path in sizes], sizes, of, globs)
+        given = counts_given(distribution, shapes, float(level))
+        asked = [min(int(given[path]), size) for path, size in sizes.items()]
+        kept = _nearest(asked, sizes, of, globs)
         return dict(zip(sizes, kept, strict=True))
 
     return counts
@@ -129,13 +141,15 @@ def _nearest(
     least = units([min(n, 1) for n in steps.sizes])
     rest = sum(asked) - sum(least)
     if rest < 0:
-        small = [name for name, n in zip(names, steps.sizes, strict=True) if n == 1]
         mend = "a lower sparsity keeps more"
-        if small:
+        small = [i for i, n in enumerate(steps.sizes) if n == 1]
+        # what that leaf would lose in single units
+        if small and rest + least[small[0]] - n_leaves[small[0]] >= 0:
+            name = names[small[0]]
             others = f"'*': {of}" if isinstance(of, int) else "..."
             mend = (
-                f"{small[0]!r} has {sizes[small[0]]}, no more than one multiple, and "
-                f"stays whole: write {{{small[0]!r}: 1, {others}}}, or a lower sparsity"
+                f"{name!r} has {sizes[name]}, no more than one multiple, and stays "
+                f"whole: write {{{name!r}: 1, {others}}}, or a lower sparsity"
             )
         raise ValueError(
             f"in_multiples: expected {sum(least)} units or more, which is a multiple "

@@ -488,3 +488,23 @@ def test_totals_that_bounds_cannot_meet_are_refused():
             r"'a'",
         ):
             distributions.Global(0.07, 0.29).bounds({"a": (100,)}, total)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda own: own,
+        lambda own: B.in_multiples(own, 2),
+        lambda own: B.at_least(own, 2),
+    ],
+    ids=["alone", "in_multiples", "at_least"],
+)
+def test_a_function_of_ones_own_gives_counts_of_all_leaves(around):
+    params = {"a": torch.ones(4, 4), "b": torch.ones(3, 3)}
+    for result, error, match in (
+        ({"a": 2}, ValueError, "each leaf keeps, got nothing for 'b'"),
+        (None, TypeError, "expected a dict of how many units .*, got NoneType"),
+    ):
+        own = around(lambda shapes, sparsity, result=result: result)
+        with pytest.raises(error, match=f"distribution: .*{match}"):
+            sf.static(0.5, distribution=own).init(params)

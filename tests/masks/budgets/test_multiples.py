@@ -228,10 +228,20 @@ def test_bad_arguments_are_refused():
     with pytest.raises(
         ValueError,
         match="in_multiples: expected 10 units or more, which is a multiple of 4 for "
-        "each leaf, got 6: 'c' has 2, no more than one multiple, and stays whole: "
+        "each leaf, got 9: 'c' has 2, no more than one multiple, and stays whole: "
         r"write {'c': 1, '\*': 4}, or a lower sparsity$",
     ):
-        B.in_multiples(uniform, 4)({**shapes, "c": (2,)}, 0.625)
+        B.in_multiples(uniform, 4)({**shapes, "c": (2,)}, 0.42)
+    with pytest.raises(  # less than a single unit of it would free
+        ValueError, match="got 0: a lower sparsity keeps more$"
+    ):
+        B.in_multiples(uniform, 4)({**shapes, "c": (2,)}, 1.0)
+    with pytest.raises(
+        ValueError,
+        match=r"in_multiples: expected within\(...\), got in_multiples\(within\(6, .*"
+        r"give all numbers and globs in one call",
+    ):
+        B.in_multiples(B.in_multiples(B.within(6, model), 2), 4)
     with pytest.raises(
         ValueError,
         match="within: expected a limit of 8 params or more, which is what a multiple "
@@ -244,3 +254,9 @@ def test_bad_arguments_are_refused():
         torch.func.vmap(
             lambda s: torch.tensor(B.in_multiples(uniform, 4)(shapes, s)["a"])
         )(torch.tensor([0.5]))
+
+
+def test_more_than_there_are_is_all():
+    shapes = {"a": (4, 4), "b": (3, 3)}
+    many = B.in_multiples(lambda shapes, sparsity: {"a": 2, "b": 100}, 2)
+    assert many(shapes, 0.5) == {"a": 2, "b": 9}
