@@ -20,9 +20,11 @@ GROUPS: dict[str, ModuleType] = {
 
 
 def tasks(plan: Plan) -> dict[str, Task]:
-    """All of them by name, with the rates that are tried first."""
+    """All of them by name, with the rates that are tried first, and with no more seeds
+    than the plan has.
+    """
     found = [
-        task._replace(rates=task.rates[: plan.rates])
+        task._replace(rates=task.rates[: plan.rates], seeds=task.seeds[: plan.seeds])
         for group in GROUPS.values()
         for task in group.tasks()
     ]

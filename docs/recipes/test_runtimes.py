@@ -34,6 +34,11 @@ NO_OPENVINO = {
 }
 # Where OpenVINO gives others: channels that are gathered between two convolutions.
 WRONG_IN_OPENVINO = ("rolled and flipped",)
+# Of each idea of residual layers one.
+WITH_LAYERS = (
+    *("resnet basic", "mobilenet v2", "shufflenet v1", "hf convnext", "mixer", "vit"),
+    *("gpt2", "llama", "gemma2", "bert", "whisper"),
+)
 
 
 def in_single(model, example):
@@ -146,6 +151,20 @@ def test_a_smaller_model_gives_the_same_in_all(name, tmp_path):
             check_near(got, wanted, "OpenVINO")
         return
     check_near(got, wanted, "OpenVINO")
+
+
+@pytest.mark.parametrize("name", WITH_LAYERS)
+def test_a_model_without_a_layer_gives_the_same_in_all(name, tmp_path):
+    model, example = in_single(*zoo.MODELS[name]())
+    layers = sf.shrinking.layers(model, example)
+    state = sf.State(sf.modules.params_of(model), layers.masks({0}))
+    small = sf.shrinking.smaller(model, state, example, groups=layers).module
+    wanted = called(small, example)
+    program = exported(small, example)
+    check_near(called(program.module(), example), wanted, "torch.export")
+    file = tmp_path / "small.onnx"
+    check_near(InOnnx(program, example, file)(), wanted, "ONNX")
+    check_near(called_in_openvino(file, example), wanted, "OpenVINO")
 
 
 class Gathered(nn.Module):
