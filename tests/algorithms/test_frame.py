@@ -621,7 +621,7 @@ def recording(graphs):
 
 
 def changing(name, when):
-    """An algorithm with an optimizer, and few params: compiling takes seconds a leaf."""
+    """An algorithm with an optimizer, and few params, as compiling takes long."""
     params = {
         path: leaf
         for path, leaf in start().items()
