@@ -93,8 +93,9 @@ def written(app: Sphinx, docname: str, source: list[str]) -> None:
     printed.
     """
     # recipes need more libraries: `make recipes`; tests/test_docs.py runs all others
+    is_tutorial = docname.startswith("tutorials/") or docname in TUTORIALS
     left_out = docname.startswith("recipes/") or app.tags.has("tutorials_alone")
-    if docname in TUTORIALS or not left_out:
+    if is_tutorial or not left_out:
         source[0] = with_output(source[0], docname)
     folder = (HERE / docname).parent
 
