@@ -222,7 +222,8 @@ def _loss_leaf(grads: Tree) -> Tensor:
     if "loss" not in leaves:
         raise ValueError(
             "policy_masks: expected a loss in the gradients, got none at 'loss': give "
-            "the params a 0-d leaf of that name, or pass loss="
+            "the params a 0-d leaf of that name, or pass loss=; in the loop of a "
+            "module append each loss to a list and pass loss=lambda grads: losses[-1]"
         )
     return leaves["loss"]
 

@@ -164,6 +164,30 @@ def test_nothing_but_logits_trains():
     assert not torch.equal(before, after)
 
 
+def test_a_module_trains_by_the_losses_of_a_list():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4, bias=False)
+    weight = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    losses = []
+    algorithm = policy_masks(scale=1.0, loss=lambda grads: losses[-1])
+    sparse = sf.attach(algorithm, model, optimizer)
+    first = sparse.state.scores["latent"]["logit"]["weight"].clone()
+    for step in range(3):
+        loss = model(torch.ones(2, 8)).square().mean()
+        loss.backward()
+        losses.append(loss.detach())
+        sparse.before_step()
+        optimizer.step()
+        optimizer.zero_grad()
+        sparse.after_step(step)
+    assert not torch.equal(sparse.state.scores["latent"]["logit"]["weight"], first)
+    sparse.detach()
+    kept = sparse.masks["weight"]
+    assert (kept.unflatten(1, (-1, 4)).sum(-1) == 2).all()
+    assert torch.equal(model.weight, torch.where(kept, weight, 0.0))
+
+
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
@@ -194,7 +218,9 @@ def test_nothing_but_logits_trains():
                 policy_masks().init({"w": torch.ones(2, 4)}), {"w": torch.ones(2, 4)}, 0
             ),
             ValueError,
-            "policy_masks: expected a loss in the gradients, got none at 'loss'",
+            "policy_masks: expected a loss in the gradients, got none at 'loss': give "
+            "the params a 0-d leaf of that name, or pass loss=; in the loop of a "
+            "module append each loss to a list and pass loss=lambda grads: losses[-1]",
         ),
         (
             lambda: policy_masks(loss=lambda grads: grads["w"]).update(
