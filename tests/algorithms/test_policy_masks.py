@@ -2,6 +2,7 @@
 
 import re
 from itertools import combinations, permutations
+from math import comb
 
 import pytest
 import torch
@@ -43,6 +44,64 @@ def test_chances_are_sums_over_all_orders_and_add_up_to_one(n, m):
     expected = torch.stack([by_definition(logits, mask) for mask in masks])
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(found.sum(), torch.ones((), dtype=torch.float64))
+
+
+def by_sets(logits, masks):
+    """The log of the same chance of each row, by the sets that can be drawn first."""
+    p = torch.softmax(logits, -1).clamp_min(1e-8)
+    kept = p[masks].view(len(p), -1).T
+    others = p.masked_fill(masks, 0.0).sum(-1)
+    chances = {(): torch.ones_like(others)}
+    for size in range(1, len(kept) + 1):
+        for drawn in combinations(range(len(kept)), size):
+            chances[drawn] = 0.0
+            for i in drawn:
+                before = tuple(k for k in drawn if k != i)
+                left = [k for k in range(len(kept)) if k not in before]
+                share = kept[i] / (others + kept[left].sum(0))
+                chances[drawn] = chances[drawn] + chances[before] * share
+    return chances[tuple(range(len(kept)))].log()
+
+
+@pytest.mark.parametrize(("n", "m"), [(8, 9), (8, 16), (9, 12)])
+@pytest.mark.parametrize("size", [1.0, 10.0])
+def test_the_chance_of_many_kept_is_that_sum(n, m, size):
+    torch.manual_seed(2)
+    rows = size * (2 * torch.rand(3, m, dtype=torch.float64) - 1)
+    ranked = torch.stack([rows[0], -rows[1], torch.rand(m)])
+    masks = sf.masks.topk_mask(ranked, None, pattern=nm(n, m))
+    found = log_chance(rows, masks, n)
+    close = {"rtol": 1e-11, "atol": 1e-11}
+    torch.testing.assert_close(found, by_sets(rows, masks), **close)
+    slopes, expected = (
+        torch.func.grad(lambda x, log=log: log(x).sum())(rows)
+        for log in (
+            lambda x: log_chance(x, masks, n),
+            lambda x: by_sets(x, masks),
+        )
+    )
+    torch.testing.assert_close(slopes, expected, **close)
+
+
+@pytest.mark.parametrize(("n", "m"), [(16, 32), (31, 32), (100, 128), (32, 32)])
+def test_equal_logits_make_all_masks_equally_likely(n, m):
+    rows = torch.zeros(2, m, dtype=torch.float64)
+    kept = (torch.arange(m) < n).expand(2, m)
+    expected = torch.tensor(1 / comb(m, n), dtype=torch.float64).log().expand(2)
+    torch.testing.assert_close(log_chance(rows, kept, n), expected, rtol=1e-11, atol=0)
+    slopes = torch.func.grad(lambda x: log_chance(x, kept, n).sum())(rows)
+    assert slopes.isfinite().all() and bool(slopes.any()) == (n < m)
+    many = torch.vmap(lambda x: log_chance(x, kept, n))(torch.stack([rows, rows]))
+    torch.testing.assert_close(many, expected.expand(2, 2), rtol=1e-11, atol=0)
+
+
+@pytest.mark.deep
+def test_the_chance_of_many_kept_is_compiled():
+    torch.manual_seed(4)
+    rows = torch.randn(4, 16, dtype=torch.float64)
+    kept = sf.masks.topk_mask(rows, None, pattern=nm(8, 16))
+    slopes = torch.func.grad(lambda x: log_chance(x, kept, 8).sum())
+    torch.testing.assert_close(torch.compile(slopes)(rows), slopes(rows))
 
 
 @pytest.mark.parametrize(("n", "m"), SIZES)
