@@ -293,22 +293,27 @@ class Page:
         return table(head, cells)
 
     def _recovery(self) -> list[str]:
-        return self._recovered("bits", "bits per character", 3)
+        return self._recovered({"bits": ("loss, bits per character", 3)})
 
     def _recovery_convnet(self) -> list[str]:
-        return self._recovered("error", "test error, %", 2)
+        return self._recovered(
+            {"loss": ("test loss, nats", 3), "error": ("test error, %", 2)}
+        )
 
-    def _recovered(self, what: str, unit: str, digits: int) -> list[str]:
+    def _recovered(self, columns: dict[str, tuple[str, int]]) -> list[str]:
+        # by what is measured: its head, and how many digits it has
+        found: dict[str, list[str]] = {}
+        for what, (_, digits) in columns.items():
+            for row in self.all["recovered"][what]:
+                cell = with_interval(row, digits, sign=False)
+                found.setdefault(row["arm"], []).append(cell)
         zeros = {row["arm"]: row for row in self.all["zeros"]}
         cells = [
-            [
-                row["arm"],
-                with_interval(row, digits, sign=False),
-                "{kept} of {n}".format(**zeros[row["arm"]]),
-            ]
-            for row in self.all["recovered"][what]
+            [arm, *measured, "{kept} of {n}".format(**zeros[arm])]
+            for arm, measured in found.items()
         ]
-        head = ("", unit, "seeds with the pruned model's zeros")
+        units = [unit for unit, _ in columns.values()]
+        head = ("", *units, "seeds with the pruned model's zeros")
         return table(head, cells) if cells else []
 
     def _collapse(self) -> list[str]:

@@ -247,7 +247,9 @@ def summarised(rows: Mapping[Key, Row], plan: Plan) -> dict[str, Any]:
         "diverged": diverged(rows),
         "bits": arms(rows, "text", "bits"),
         "learned": lost(rows),
-        "recovered": {what: arms(rows, "recovery", what) for what in ("bits", "error")},
+        "recovered": {
+            what: arms(rows, "recovery", what) for what in ("bits", "error", "loss")
+        },
         "zeros": zeros_kept(rows),
         "python": sorted({row["python"] for row in rows.values() if "python" in row}),
         "explored": arms(rows, "small", "explored"),

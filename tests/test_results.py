@@ -566,6 +566,19 @@ def test_zeros_are_compared_with_the_pruned_model_of_the_seed() -> None:
     assert kept == {"LLaMA, dense": 0, "LLaMA, pruned": 2, "LLaMA, logits": 1}
 
 
+def test_recovery_of_a_convnet_shows_its_loss_beside_its_error() -> None:
+    row = {"loss": 0.25, "error": 5.0, "zeros": 3}
+    arms = ("convnet, pruned", "convnet, logits")
+    rows = {("recovery", arm, "90", 0): row for arm in arms}
+    recovered = {what: summary.arms(rows, "recovery", what) for what in row}
+    found = {"recovered": recovered, "zeros": summary.zeros_kept(rows)}
+    assert page.Page(found).more("recovery_convnet")[:3] == [
+        "|  | test loss, nats | test error, % | seeds with the pruned model's zeros |",
+        "| --- | --- | --- | --- |",
+        "| convnet, logits | 0.250 | 5.00 | 1 of 1 |",
+    ]
+
+
 def test_a_published_difference_of_perplexities_is_in_bits() -> None:
     assert summary.gain({"a": 4.0, "b": 16.0, "perplexity": True}) == 2.0
     assert summary.gain({"a": 92.9, "b": 91.5}) == 1.4

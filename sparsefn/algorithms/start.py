@@ -45,14 +45,24 @@ def check_given(masks: Tree) -> None:
 def own_masks(masks: Tree, params: Tree) -> Tree:
     """Given masks as tensors of their own, where and as the params lie. Raises for
     masks that do not fit them.
+
+    A 0-d mask of a leaf that params lack is left out: the leaf is dense, and not
+    trained here.
     """
     check_given(masks)
+    given = flatten(masks)[0]
+    leaves, rebuild = flatten(params)
+    if set(leaves) < set(given):
+        used = {
+            path: mask
+            for path, mask in given.items()
+            if path in leaves or not isinstance(mask, Tensor) or mask.ndim
+        }
+        if len(used) < len(given):
+            own = own_masks(used, leaves)
+            return rebuild([own[path] for path in leaves])
     check_masks(masks, params)
-    check_weights(
-        "masks",
-        [path for path, mask in flatten(masks)[0].items() if mask.ndim],
-        flatten(params)[0],
-    )
+    check_weights("masks", [path for path, mask in given.items() if mask.ndim], leaves)
     made: Tree = optree.tree_map(
         lambda mask, param: laid_like(mask, param).clone(), masks, params
     )

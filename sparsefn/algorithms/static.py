@@ -120,7 +120,8 @@ def from_masks(masks: Tree) -> Algorithm:
 
     Args:
         masks: Bool tensors, a tree with the structure of params: each mask has the
-            shape of its leaf, or is 0-d True for a dense leaf.
+            shape of its leaf, or is 0-d True for a dense leaf. 0-d masks of further
+            leaves, such as frozen ones of a module, are ignored.
 
     Returns:
         Algorithm whose masks never change.

@@ -2,6 +2,7 @@
 
 import re
 from itertools import combinations, permutations
+from math import comb
 
 import pytest
 import torch
@@ -43,6 +44,64 @@ def test_chances_are_sums_over_all_orders_and_add_up_to_one(n, m):
     expected = torch.stack([by_definition(logits, mask) for mask in masks])
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(found.sum(), torch.ones((), dtype=torch.float64))
+
+
+def by_sets(logits, masks):
+    """The log of the same chance of each row, by the sets that can be drawn first."""
+    p = torch.softmax(logits, -1).clamp_min(1e-8)
+    kept = p[masks].view(len(p), -1).T
+    others = p.masked_fill(masks, 0.0).sum(-1)
+    chances = {(): torch.ones_like(others)}
+    for size in range(1, len(kept) + 1):
+        for drawn in combinations(range(len(kept)), size):
+            chances[drawn] = 0.0
+            for i in drawn:
+                before = tuple(k for k in drawn if k != i)
+                left = [k for k in range(len(kept)) if k not in before]
+                share = kept[i] / (others + kept[left].sum(0))
+                chances[drawn] = chances[drawn] + chances[before] * share
+    return chances[tuple(range(len(kept)))].log()
+
+
+@pytest.mark.parametrize(("n", "m"), [(8, 9), (8, 16), (9, 12)])
+@pytest.mark.parametrize("size", [1.0, 10.0])
+def test_the_chance_of_many_kept_is_that_sum(n, m, size):
+    torch.manual_seed(2)
+    rows = size * (2 * torch.rand(3, m, dtype=torch.float64) - 1)
+    ranked = torch.stack([rows[0], -rows[1], torch.rand(m)])
+    masks = sf.masks.topk_mask(ranked, None, pattern=nm(n, m))
+    found = log_chance(rows, masks, n)
+    close = {"rtol": 1e-11, "atol": 1e-11}
+    torch.testing.assert_close(found, by_sets(rows, masks), **close)
+    slopes, expected = (
+        torch.func.grad(lambda x, log=log: log(x).sum())(rows)
+        for log in (
+            lambda x: log_chance(x, masks, n),
+            lambda x: by_sets(x, masks),
+        )
+    )
+    torch.testing.assert_close(slopes, expected, **close)
+
+
+@pytest.mark.parametrize(("n", "m"), [(16, 32), (31, 32), (100, 128), (32, 32)])
+def test_equal_logits_make_all_masks_equally_likely(n, m):
+    rows = torch.zeros(2, m, dtype=torch.float64)
+    kept = (torch.arange(m) < n).expand(2, m)
+    expected = torch.tensor(1 / comb(m, n), dtype=torch.float64).log().expand(2)
+    torch.testing.assert_close(log_chance(rows, kept, n), expected, rtol=1e-11, atol=0)
+    slopes = torch.func.grad(lambda x: log_chance(x, kept, n).sum())(rows)
+    assert slopes.isfinite().all() and bool(slopes.any()) == (n < m)
+    many = torch.vmap(lambda x: log_chance(x, kept, n))(torch.stack([rows, rows]))
+    torch.testing.assert_close(many, expected.expand(2, 2), rtol=1e-11, atol=0)
+
+
+@pytest.mark.deep
+def test_the_chance_of_many_kept_is_compiled():
+    torch.manual_seed(4)
+    rows = torch.randn(4, 16, dtype=torch.float64)
+    kept = sf.masks.topk_mask(rows, None, pattern=nm(8, 16))
+    slopes = torch.func.grad(lambda x: log_chance(x, kept, 8).sum())
+    torch.testing.assert_close(torch.compile(slopes)(rows), slopes(rows))
 
 
 @pytest.mark.parametrize(("n", "m"), SIZES)
@@ -164,6 +223,30 @@ def test_nothing_but_logits_trains():
     assert not torch.equal(before, after)
 
 
+def test_a_module_trains_by_the_losses_of_a_list():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4, bias=False)
+    weight = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    losses = []
+    algorithm = policy_masks(scale=1.0, loss=lambda grads: losses[-1])
+    sparse = sf.attach(algorithm, model, optimizer)
+    first = sparse.state.scores["latent"]["logit"]["weight"].clone()
+    for step in range(3):
+        loss = model(torch.ones(2, 8)).square().mean()
+        loss.backward()
+        losses.append(loss.detach())
+        sparse.before_step()
+        optimizer.step()
+        optimizer.zero_grad()
+        sparse.after_step(step)
+    assert not torch.equal(sparse.state.scores["latent"]["logit"]["weight"], first)
+    sparse.detach()
+    kept = sparse.masks["weight"]
+    assert (kept.unflatten(1, (-1, 4)).sum(-1) == 2).all()
+    assert torch.equal(model.weight, torch.where(kept, weight, 0.0))
+
+
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
@@ -194,7 +277,9 @@ def test_nothing_but_logits_trains():
                 policy_masks().init({"w": torch.ones(2, 4)}), {"w": torch.ones(2, 4)}, 0
             ),
             ValueError,
-            "policy_masks: expected a loss in the gradients, got none at 'loss'",
+            "policy_masks: expected a loss in the gradients, got none at 'loss': give "
+            "the params a 0-d leaf of that name, or pass loss=; in the loop of a "
+            "module append each loss to a list and pass loss=lambda grads: losses[-1]",
         ),
         (
             lambda: policy_masks(loss=lambda grads: grads["w"]).update(

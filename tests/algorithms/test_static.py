@@ -98,6 +98,25 @@ def test_from_masks_takes_full_and_0d_masks_on_any_leaf():
     assert torch.equal(state.params["w"], W)
 
 
+def test_0d_masks_of_leaves_that_are_not_trained_are_left_out():
+    masks = {"a": torch.tensor(True), "w": W > 0, "z": torch.tensor(True)}
+    for algorithm in (sf.from_masks(masks), sf.static(None, init=masks)):
+        state = algorithm.init({"w": W})
+        assert list(state.masks) == ["w"]
+        assert torch.equal(state.masks["w"], W > 0)
+    nested = sf.from_masks([masks]).init([{"w": W}])
+    assert sf.tree.paths(nested.masks) == ["0.w"]
+    assert torch.equal(nested.params[0]["w"], W.clamp(min=0.0))
+
+
+def test_masks_of_dimensions_need_their_leaf():
+    masks = {"a": torch.tensor(True), "v": W > 0, "w": W > 0}
+    with pytest.raises(ValueError, match="an unknown leaf at 'v' in masks, which"):
+        sf.from_masks(masks).init({"w": W})
+    with pytest.raises(ValueError, match="leaf at 'bias' .* at 'bais', which params"):
+        sf.from_masks({"bais": torch.tensor(True)}).init({"bias": W})
+
+
 def test_parameters_are_detached_and_plain_tensors_stay_in_the_graph():
     state = sf.static(0.5, init="magnitude").init({"w": torch.nn.Parameter(W)})
     assert type(state.params["w"]) is torch.Tensor

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from importlib import import_module
 
 import pytest
 import torch
@@ -230,6 +231,51 @@ def test_prox_sparse_finds_the_mask_that_magnitude_misses():
     settled = sf.settled(algorithm, state)
     expected = torch.tensor([[0.0, 0.0, 0.8, 0.7]])
     assert torch.equal(sf.effective(settled)["w"], expected)
+
+
+@pytest.mark.parametrize("case", cases("learned_masks", "maskllm"), ids=lambda c: c.id)
+def test_maskllm_has_the_masks_and_the_gradient_of_its_authors(case, monkeypatch):
+    args, given, recorded = case.args, case.inputs, case.outputs
+
+    def draws(step, key, path, like):
+        return (given["u"] - 1e-6) / (1 - 2e-6)
+
+    module = import_module("sparsefn.algorithms.reparam.mask_choices")
+    monkeypatch.setattr(module, "uniform_at", draws)
+    options = {"steps": args["steps"], "norm": 0.0}
+    algorithm = methods.maskllm(args["n"], args["m"], **options)
+    state = algorithm.init({"w": given["weight"]})
+    latents = {**state.scores["latent"], "logit": {"w": recorded["primed"]}}
+    state = state._replace(scores={**state.scores, "latent": latents})
+    # which makes the weights of the next step
+    state = algorithm.update(state, {"w": given["upstream"]}, args["step"] - 1)
+    expected = given["weight"] * recorded["mask"]
+    torch.testing.assert_close(sf.effective(state)["w"], expected)
+    found = algorithm.view.grads(state, {"w": given["upstream"]}, args["step"])
+    # their sums are in float32
+    torch.testing.assert_close(
+        found["latent"]["logit"]["w"], recorded["grad"], rtol=1e-5, atol=1e-4
+    )
+    settled = sf.settled(algorithm, state).masks["w"]
+    assert torch.equal(settled, recorded["settled"])
+
+
+@pytest.mark.parametrize("case", cases("learned_masks", "maskllm"), ids=lambda c: c.id)
+def test_maskllm_starts_near_a_prior_as_its_authors_do(case):
+    args, given = case.args, case.inputs
+
+    def first_logits(prior):
+        algorithm = methods.maskllm(
+            args["n"], args["m"], steps=1, prior=prior, strength=args["strength"]
+        )
+        state = algorithm.init({"w": given["weight"]})
+        return state.scores["latent"]["logit"]["w"]
+
+    ours = (first_logits({"w": given["prior"]}) - first_logits(None)) / 0.01
+    theirs = (case.outputs["primed"] - given["gate"]) / given["gate"].std()
+    # a constant in the logits of a group chooses no mask
+    ours, theirs = (x - x.mean(-1, keepdim=True) for x in (ours, theirs))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

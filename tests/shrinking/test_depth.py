@@ -444,6 +444,25 @@ def test_rounds_with_regrow_keep_the_counts_of_layers_and_widths(unit):
     assert sf.checkpoint.tree_equal(state.masks, pruned(once, net).masks)
 
 
+def test_a_table_of_times_for_layers_and_widths():
+    net = mlp(4)
+    groups = sf.shrinking.groups(net, X)
+    layers = sf.shrinking.layers(net, X, widths=groups)
+    whole = sf.budgets.within(layers.cost(), layers)
+    key = [*whole.counts][-1]
+    first = layers[0].leaves[0]
+    assert key == f"{first}:1" and first in whole.counts
+    table = {path: [float(i) for i in range(n + 1)] for path, n in whole.counts.items()}
+    table[key] = [0.0, 10.0, 20.0, 30.0, 40.0]
+    total = sum(row[-1] for row in table.values())
+    budget = sf.budgets.within(0.6 * total, layers, table)
+    counts = budget.counts
+    assert counts[key] < 4
+    # widths of layers that go count as those of the others
+    assert len(counts) == len(groups) + 1
+    assert budget.cost == sum(table[path][n] for path, n in counts.items())
+
+
 def test_layers_and_widths_compete():
     net = mlp(4)
     groups = sf.shrinking.groups(net, X)

@@ -54,7 +54,7 @@ from sparsefn.posttraining.calibration.inputs import (
     weights_of_call,
 )
 from sparsefn.posttraining.calibration.sums import Stats
-from sparsefn.posttraining.calibration.targets import Recover
+from sparsefn.posttraining.calibration.targets import Recover, check_recover
 
 T = TypeVar("T")
 
@@ -291,7 +291,7 @@ def _work_of(
         )
     check_call("prune", options.prune, "stats")
     if options.recover is not None:
-        check_call("recover", options.recover, "state", "errors")
+        check_recover(options.recover)
     call = as_call(data.inputs)
     model = Named.of(module)
     if state is None:

@@ -10,6 +10,7 @@ from typing import Any
 import optree
 from torch import Tensor
 
+from sparsefn.core.checks import check_call
 from sparsefn.core.state import State
 from sparsefn.core.tree import Tree, check_like, leaves_of, wide
 from sparsefn.nn.modules.calls import Call, quiet_call
@@ -77,6 +78,27 @@ def in_float32(tree: Any) -> Any:
 
 def _wide_if_floats(x: Any) -> Any:
     return wide(x) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
+def check_recover(recover: Recover) -> None:
+    """Raise TypeError for what is no function of (state, errors), as a loss is none.
+
+    >>> check_recover(sf.recovery.mean_square)
+    Traceback (most recent call last):
+        ...
+    TypeError: expected recover to be a function of (state, errors), got the loss
+    mean_square: write recover=sf.recovery.blockwise(optimizer, loss=mean_square)
+    """
+    check_call("recover", recover, "state", "errors")
+    loss = getattr(recover, "func", recover)  # the function of a partial
+    code = getattr(loss, "__code__", None)
+    losses = (("student", "teacher"), ("input", "target"))  # ours, and torch's
+    if code is not None and code.co_varnames[:2] in losses:
+        raise TypeError(
+            "expected recover to be a function of (state, errors), got the loss "
+            f"{loss.__name__}: write recover=sf.recovery.blockwise(optimizer, "
+            f"loss={loss.__name__})"
+        )
 
 
 def recovered_with(state: State, recover: Recover, errors: Errors) -> State:

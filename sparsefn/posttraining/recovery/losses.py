@@ -46,12 +46,14 @@ def kl(
     Raises:
         TypeError: Logits are not floating-point, `tokens` is not bool, `temperature` is
             no number or `top` no int.
-        ValueError: Shapes differ, `temperature` is not above 0, or `top` is outside [1,
-            classes].
+        ValueError: Shapes differ, `temperature` is not above 0, or `top` is outside [2,
+            classes]: the KL of a single class is 0.
 
     It is 0, and so is its gradient, exactly where the logits of each counted token
     differ by a constant. T^2 keeps the size of gradients while T changes. A token that
-    does not count has a gradient of 0, whatever its logits are.
+    does not count has a gradient of 0, whatever its logits are. NaN in a counted
+    token's logits is NaN in the loss, and so is a teacher's infinite logit; -inf is a
+    class of probability 0.
 
     Hinton, Vinyals & Dean 2015, arXiv 1503.02531, sec. 2; for pruned models
     Muralidharan et al. 2024, arXiv 2407.14679, sec. 3.
@@ -212,8 +214,10 @@ def _divergence(student: Tensor, teacher: Tensor, allowed: Tensor | None) -> Ten
     log_q = student.log_softmax(-1)
     log_p = teacher.log_softmax(-1)
     p = log_p.exp()
-    # 0 * log 0 is 0, and so are its gradients
-    absent = ~(p > 0)
+    # 0 * log 0 is 0, and so are its gradients; NaN is not absent
+    absent = p == 0
+    if allowed is not None:
+        absent = absent | ~allowed
     log_ratio = log_p.masked_fill(absent, 0.0) - log_q.masked_fill(absent, 0.0)
     return (p.masked_fill(absent, 0.0) * log_ratio).sum(-1)
 
@@ -224,6 +228,7 @@ def _likeliest(teacher: Tensor, top: int) -> Tensor:
     if top > classes:
         raise ValueError(f"kl: expected top <= {classes}, the classes, got {top}")
     rows = teacher.detach().reshape(-1, classes)
+    rows = rows.masked_fill(rows.isnan(), torch.inf)  # NaN is compared, not hidden
     return topk_mask(rows, top, pattern=row_balanced()).reshape(teacher.shape)
 
 

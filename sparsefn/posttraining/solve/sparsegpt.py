@@ -155,6 +155,12 @@ def _check_grid(grid: Grid, w: Tensor) -> None:
             "obs: expected round_to to be a grid such as sf.solve.grid(weight, 4), got "
             f"{type(grid).__name__}"
         )
+    if grid.scale.ndim != 2 or grid.zero.shape != grid.scale.shape:
+        raise ValueError(
+            "obs: expected round_to with scale and zero of shape (rows, groups), got "
+            f"{tuple(grid.scale.shape)} and {tuple(grid.zero.shape)}: make it of this "
+            "weight, as sf.solve.grid(weight, 4) does"
+        )
     rows, groups = grid.scale.shape
     if rows != len(w) or not groups or w.shape[1] % groups:
         raise ValueError(

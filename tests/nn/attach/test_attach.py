@@ -288,6 +288,33 @@ def test_muon_for_matrices_alone():
     sparse.check()
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_masks_of_a_whole_model_where_a_part_trains(frozen):
+    model = net()
+    masks = sf.one_shot(0.5).init(sf.modules.params_of(model)).masks
+    assert masks["0.bias"].ndim == 0
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    optimizer = torch.optim.AdamW(matrices, lr=1e-2)
+    for p in model.parameters():
+        p.requires_grad_(p.ndim == 2 or not frozen)
+    sparse = sf.attach(sf.from_masks(masks), model, optimizer)
+    model(torch.ones(2, model[0].in_features)).square().sum().backward()
+    sparse.before_step()
+    optimizer.step()
+    sparse.after_step(0)
+    sparse.check()
+    assert sparse.masks.keys() == {n for n, p in model.named_parameters() if p.ndim > 1}
+    assert all(torch.equal(mask, masks[name]) for name, mask in sparse.masks.items())
+
+
+def test_a_mask_of_dimensions_for_a_frozen_weight_is_refused():
+    model = net()
+    masks = sf.one_shot(0.5).init(sf.modules.params_of(model)).masks
+    model[0].requires_grad_(False)
+    with pytest.raises(ValueError, match="an unknown leaf at '0.weight' in masks"):
+        sf.attach(sf.from_masks(masks), model, adam(model))
+
+
 def two_ranks(folder: Path) -> Cases:
     yield "train", lambda: train_as_a_rank(torch.distributed.get_rank(), folder)
 

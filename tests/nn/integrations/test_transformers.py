@@ -97,6 +97,18 @@ def test_learned_masks_are_hard_when_training_ends(tmp_path):
     assert (kept.unflatten(1, (-1, 4)).sum(-1) == 2).all()
 
 
+def test_masks_of_a_model_of_which_a_part_is_frozen(tmp_path):
+    torch.manual_seed(0)
+    model = Net()
+    masks = sf.one_shot(0.5).init(sf.modules.params_of(model)).masks
+    model.up.bias.requires_grad_(False)
+    callback = SparsityCallback(sf.from_masks(masks))
+    run = trainer(tmp_path, callback, model, steps=2)
+    run.train()
+    assert "up.bias" not in callback.sparse.masks
+    assert zeros_are_those_of_the_masks(run.model, callback.sparse.state)
+
+
 def test_the_algorithm_may_be_a_function_of_the_steps(tmp_path):
     seen = []
 

@@ -1,5 +1,6 @@
 """Blocks that learn to answer as before they were pruned."""
 
+import functools
 import importlib
 import re
 
@@ -452,6 +453,22 @@ def test_what_recover_gives_must_be_a_state_of_the_layer():
         pruned(sf.optimizers.adam(1e-2))
     with pytest.raises(TypeError, match="got blockwise itself; call it"):
         pruned(blockwise)
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        (sf.recovery.mean_square, "mean_square"),
+        (functools.partial(sf.recovery.relations, heads=2), "relations"),
+        (nn.functional.mse_loss, "mse_loss"),
+    ],
+)
+def test_a_loss_is_no_recovery(loss, name):
+    text = (
+        f"expected recover to be a function of (state, errors), got the loss {name}: "
+        f"write recover=sf.recovery.blockwise(optimizer, loss={name})"
+    )
+    refused(TypeError, text, pruned, loss)
 
 
 def test_a_model_that_cannot_run_layer_by_layer():

@@ -211,6 +211,27 @@ def test_what_is_in_tokens_that_do_not_count_changes_no_bit(loss, filled):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("tokens", [None, TOKENS])
+@given(place=st.integers(0, 119))
+def test_nan_in_a_token_that_counts_is_nan(loss, tokens, place):
+    here = (torch.arange(120) == place).view_as(TEACHER)
+    broken = TEACHER.masked_fill(here, torch.nan)
+    counts = tokens is None or bool(here[tokens].any())
+    assert bool(loss(STUDENT, broken, tokens).isnan()) == counts
+    assert bool(gradient(loss, STUDENT, broken, tokens).isnan().any()) == counts
+    if loss is not over_top:  # which leaves out classes of the student
+        assert bool(loss(broken, TEACHER, tokens).isnan()) == counts
+
+
+def test_a_teacher_that_overflows_is_nan():
+    teacher = (TEACHER * 1e6).half()
+    assert teacher.isinf().any()
+    for loss in (kl, softened, over_top, in_heads):
+        assert loss(STUDENT, teacher).isnan()
+        assert gradient(loss, STUDENT, teacher).isnan().any()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
 def test_one_token_counts(loss):
     one = torch.zeros_like(TOKENS)
     one[1, 2] = True

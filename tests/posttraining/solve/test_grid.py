@@ -176,6 +176,17 @@ def test_half_precision_and_vmap():
             "obs: expected round_to of (rows, groups) that fit a weight of (2, 8), got "
             "(3, 1)",
         ),
+        (
+            lambda w: solve.obs(
+                w,
+                torch.eye(8),
+                keep=4,
+                round_to=solve.Grid(torch.ones(2), torch.zeros(2), -8, 7),
+            ),
+            ValueError,
+            "obs: expected round_to with scale and zero of shape (rows, groups), got "
+            "(2,) and (2,): make it of this weight, as sf.solve.grid(weight, 4) does",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(make, error, text):

@@ -49,7 +49,7 @@ from sparsefn.posttraining.calibration.folders.resume import (
 )
 from sparsefn.posttraining.calibration.inputs import check_data, names_of
 from sparsefn.posttraining.calibration.sums import Stats
-from sparsefn.posttraining.calibration.targets import Recover
+from sparsefn.posttraining.calibration.targets import Recover, check_recover
 
 T = TypeVar("T")
 
@@ -147,7 +147,7 @@ def stream(
     calls = batch_calls(batches)
     counted = tokens_of_calls(tokens, len(calls))
     if recover is not None:
-        check_call("recover", recover, "state", "errors")
+        check_recover(recover)
         if place()[1] > 1:
             raise ValueError(
                 f"stream: expected one process with recover, got {place()[1]}: each "
