@@ -138,12 +138,20 @@ def scores_of(influence, angles=None):
         ([0.1, 0.1, 0.1, 0.1], 0.25, [0]),
         ([0.1, 0.2, 0.3], 0.5, [0, 1]),  # 1.5 rounds to the even 2
         ([0.1, 0.2, 0.3, 0.4], 0.1, []),
-        ([0.1, 0.2, 0.3, 0.4], 1.0, [0, 1, 2, 3]),
+        ([0.1, 0.2, 0.3, 0.4], 0.75, [0, 1, 2]),
     ],
 )
 def test_exactly_so_many_go_and_ties_go_to_the_first(influence, fraction, lowest):
     found = scores_of(influence).lowest(fraction)
     assert found == [PATHS[i] for i in lowest]
+
+
+@pytest.mark.parametrize("score", ["influence", "angular"])
+def test_a_layer_stays(score):
+    with pytest.raises(
+        ValueError, match="expected a fraction that leaves .*, but 0.9 of 4 layers are "
+    ):
+        scores_of([0.1, 0.2, 0.3, 0.4]).lowest(0.9, score)
 
 
 def test_the_span_of_the_smallest_angle():
@@ -228,7 +236,7 @@ def test_bad_input(folder, tmp_path, monkeypatch):
             sf.calibration.layer_scores(at, batches, **more)
 
     told("expected the folder of a model, got '.*', which is no", at=tmp_path / "none")
-    told("expected a batch for each of 1 processes, got 0", batches=[])
+    told("expected a list of batches, got an empty one", batches=[])
     told("expected a list of batches, as batches=", TypeError, batches=WORDS)
     own = folder_of_module(tmp_path / "plain", lambda: nn.Linear(4, 4))
     x = [torch.ones(2, 4)]
