@@ -67,6 +67,14 @@ def test_padded_tokens_are_left_out(folder):
         sf.calibration.layer_scores(folder, [words])
         for words in (WORDS[:1], WORDS[1:2, :6])
     )
+    model = tiny_lms.llama().from_pretrained(folder).eval()
+    whole = {**batch, "use_cache": False}
+    layers = sf.shrinking.layers(model, whole, by="module")
+    given = {"layers": layers, "model": model, "batches": [whole]}
+    influence = sf.shrinking.influence(**given, tokens=[mask.bool()])
+    assert torch.equal(got.influence, influence)
+    angles = sf.shrinking.angular_distance(**given, tokens=[mask.bool()], span=2)
+    assert torch.equal(got.angles.diagonal(1), angles)
     # 10 tokens of one and 6 of the other, and the last of each
     wanted = (10 * long.influence + 6 * short.influence) / 16
     torch.testing.assert_close(got.influence, wanted, rtol=1e-5, atol=1e-6)
