@@ -78,7 +78,9 @@ def _moves_one_zero(node: fx.Node, zero: set[fx.Node]) -> bool:
     return any(one in zero for one in node.all_input_nodes)
 
 
-def _with_all_before(branch: fx.Node, sum: fx.Node, place: Any) -> frozenset[fx.Node]:
+def _with_all_before(
+    branch: fx.Node, sum: fx.Node, place: Any, unread: Any
+) -> frozenset[fx.Node]:
     (skip,) = {*sum.all_input_nodes} - {branch}
     return frozenset(_before(branch) - _before(skip))
 
@@ -131,6 +133,11 @@ RESIDUALS = [
         "a branch owns the operations that others read, too",
         ((residuals, "_own", _with_all_before),),
         ("read outside", "plain"),
+    ),
+    ResidualMutant(
+        "what nothing reads counts as a reader",
+        ((residuals, "_unread", lambda program, sums: set()),),
+        ("attention", "not read"),
     ),
     ResidualMutant(
         "a branch owns the parameters that others read, too",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from sparsefn.shrinking.attributes import Guess, Trial, search
 from sparsefn.shrinking.trace import first_line
 from sparsefn.shrinking.values import named_module, named_tensors
 
+KEEPS = "keeps its numbers"  # said of a config that is not of the smaller model
 BUILDS = 100  # of a model on the meta device in search of numbers
 
 # the path of a module, and the name of a tensor or attribute of it
@@ -51,7 +53,8 @@ def set_configs(
     config stays as it was, so that it is not taken for one of the smaller model.
 
     Where modules went, `same_paths` is the model without them, so that the others are
-    where they are in the smaller model.
+    where they are in the smaller model. A reason has the mend for layers that became
+    of different widths.
     """
     before = dict(model.named_modules())
     same = before if same_paths is None else dict(same_paths.named_modules())
@@ -66,8 +69,24 @@ def set_configs(
         if why:
             numbers.put_back()
             name = named_module(small, path)
-            why = f"the config of {name} keeps its numbers: {why}"
+            why = f"the config of {name} {KEEPS}: {why}{_mend(part, same[path])}"
         yield path, why
+
+
+def _mend(part: nn.Module, same: nn.Module) -> str:
+    # What to do where layers of one width became of different ones.
+    shapes = _shapes(part)
+    became: dict[Any, set[Any]] = defaultdict(set)
+    for name, shape in _shapes(same).items():
+        kind = re.sub(r"\b\d+\b", "*", name)
+        became[kind, shape].add(shapes.get(name))
+    for (kind, _), widths in became.items():
+        if len(widths) > 1:
+            return (
+                f". Layers differ in {kind}: a distribution "
+                "sf.budgets.in_multiples(..., equal_across=...) keeps them equal"
+            )
+    return ""
 
 
 def configs_fit(small: nn.Module) -> bool:

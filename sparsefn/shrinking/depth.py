@@ -290,14 +290,16 @@ class Layers:
     def _live(self, lost: Set[int]) -> set[fx.Node | str]:
         # The operations that are left without some layers, and the parameters that
         # these read, by their first names: layers may share them. An operation that
-        # nothing reads stays, with what it reads.
+        # nothing reads stays, with what it reads, unless a layer that goes owns it.
         graph = self.analysis.graph
         first = {id(x): name for name, x in graph.named_parameters()}
         held = tensors_of(graph)
-        skips = {one.sum: one.skip for i in lost for one in self.layers[i].branches}
+        branches = [one for i in lost for one in self.layers[i].branches]
+        skips = {one.sum: one.skip for one in branches}
+        owned = frozenset[fx.Node]().union(*(one.own for one in branches))
         live = set[fx.Node | str]()
         for node in reversed(graph.graph.nodes):
-            is_end = not node.users and node.op != "get_attr"
+            is_end = not node.users and node.op != "get_attr" and node not in owned
             if node not in live and not is_end:
                 continue
             if node.op == "get_attr":

@@ -4,7 +4,7 @@ loses without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,12 @@ from sparsefn.shrinking.values import in_its_order
 
 
 def influence(
-    layers: Layers, model: nn.Module, batches: Iterable[Example], *, dim: int = -1
+    layers: Layers,
+    model: nn.Module,
+    batches: Iterable[Example],
+    *,
+    dim: int = -1,
+    tokens: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """Block influence: 1 - the mean cosine of what enters a layer and what leaves it.
 
@@ -42,6 +47,8 @@ def influence(
             the example that the layers were found on.
         dim: The dimension of the vectors that are compared: -1 for tokens, 1 for the
             channels of images.
+        tokens: For each batch a bool tensor that says which tokens count, where they
+            are padded, as `attention_mask.bool()`. None: all count.
 
     Returns:
         A float64 tensor on the CPU, (layers,), 0 where a layer changes no direction, 2
@@ -49,21 +56,31 @@ def influence(
         with others. It is a score: `sf.scores.of_units(values, layers.pattern())`.
 
     Raises:
-        TypeError: `layers` are none, a batch is of another type, or `dim` is no int.
+        TypeError: `layers` are none, a batch is of another type, `dim` is no int, or
+            `tokens` are no bool tensors.
         ValueError: There is no batch, or one of other shapes, as a smaller last one is,
-            `dim` is no dimension of what enters a layer, a parameter is on the meta
-            device, or the layers are of another model, or of submodules.
+            `dim` is no dimension of what enters a layer, or not -1 beside `tokens`,
+            these are of another number or shape, or none counts, a parameter is on the
+            meta device, or the layers are of another model, or of submodules.
 
     Men et al. 2024, "ShortGPT: Layers in Large Language Models are More Redundant Than
     You Expect", arXiv 2403.03853, eq. 1. There a layer is attention and MLP:
     `layers(..., by="module")`.
     """
     total = _count("influence", layers)
+    if tokens is not None and dim != -1:
+        raise ValueError(
+            "influence: expected dim=-1 where tokens say which vectors count, got "
+            f"{dim}"
+        )
     sums = torch.zeros(total, dtype=torch.float64, device="cpu")
     count = 0
-    for states in _states("influence", layers, model, batches):
+    for states, counted in _counted("influence", layers, model, batches, tokens):
         count += 1
         for i, (before, after) in enumerate(states):
+            if counted is not None:
+                before = before[counted]
+                after = after[counted]
             sums[i] += influence_of(before, after, dim=dim)
     return sums / _some("influence", count)
 
@@ -75,6 +92,7 @@ def angular_distance(
     *,
     span: int = 1,
     last: bool = True,
+    tokens: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """The angle between what enters a span of layers and leaves it, in half turns.
 
@@ -100,6 +118,7 @@ def angular_distance(
         span: How many layers that follow one another go together.
         last: Whether the last token of each sequence alone counts, as in the paper.
             False takes the mean over all vectors.
+        tokens: As for `influence`. The last token is the last one that counts.
 
     Returns:
         A float64 tensor on the CPU, (layers - span + 1,), from 0 to 1, the mean over
@@ -131,12 +150,18 @@ def angular_distance(
         )
     sums = torch.zeros(total - span + 1, dtype=torch.float64, device="cpu")
     count = 0
-    for states in _states("angular_distance", layers, model, batches):
+    for states, counted in _counted("angular_distance", layers, model, batches, tokens):
         count += 1
+        chosen = None
+        if counted is not None:
+            chosen = _last_of(counted) if last else counted.nonzero(as_tuple=True)
         for i in range(len(sums)):
             before = states[i][0]
             after = states[i + span - 1][1]
-            if last:
+            if chosen is not None:
+                before = before[chosen]
+                after = after[chosen]
+            elif last:
                 before = before[..., -1:, :]
                 after = after[..., -1:, :]
             sums[i] += angle_of(before, after)
@@ -222,6 +247,52 @@ def _some(name: str, count: int) -> int:
     if not count:
         raise ValueError(f"{name}: expected at least one batch, got none")
     return count
+
+
+def _last_of(counted: Tensor) -> tuple[Tensor, ...]:
+    # Where the last token of each sequence is that has one which counts.
+    places = torch.arange(counted.shape[-1], device=counted.device)
+    last = torch.where(counted, places, -1).amax(-1)
+    rows = (last >= 0).nonzero(as_tuple=True)
+    return (*rows, last[rows])
+
+
+def _counted(
+    name: str,
+    layers: Layers,
+    model: nn.Module,
+    batches: Iterable[Example],
+    tokens: Sequence[Tensor] | None,
+) -> Iterator[tuple[list[tuple[Tensor, Tensor]], Tensor | None]]:
+    # With the states of each batch which of its tokens count; None: all.
+    number = 0
+    for number, states in enumerate(_states(name, layers, model, batches), 1):
+        if tokens is None or number > len(tokens):
+            yield states, None
+            continue
+        counted: object = tokens[number - 1]
+        if not isinstance(counted, Tensor) or counted.dtype != torch.bool:
+            got = counted.dtype if isinstance(counted, Tensor) else type(counted)
+            raise TypeError(
+                f"{name}: expected tokens to be bool tensors, True for each token that "
+                f"counts, got {got}: write attention_mask.bool()"
+            )
+        for before, _ in states:
+            if counted.shape != before.shape[:-1]:
+                raise ValueError(
+                    f"{name}: expected tokens of the shape {tuple(before.shape[:-1])}, "
+                    f"as layers take them, got {tuple(counted.shape)}"
+                )
+        if not bool(counted.any()):
+            raise ValueError(
+                f"{name}: expected tokens that count in each batch, but one has none"
+            )
+        yield states, counted.to(states[0][0].device)
+    if tokens is not None and len(tokens) != number:
+        raise ValueError(
+            f"{name}: expected a tensor of tokens for each of {number} batches, got "
+            f"{len(tokens)}"
+        )
 
 
 def _states(

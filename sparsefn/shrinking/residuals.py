@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -50,7 +50,8 @@ class Residual(NamedTuple):
     """A sum x + f(x) of a program.
 
     `skip` is the summand x, with what was added to it before, `branch` the summand
-    f(x), and `own` are the operations and parameters that nothing but f reads.
+    f(x), and `own` are the operations and parameters that nothing but f reads, with
+    what is computed from these and nothing reads.
     """
 
     sum: fx.Node
@@ -100,10 +101,25 @@ def residuals(program: fx.GraphModule) -> list[Residual]:
         for skip, branch in _summands(node):
             reached = before[place[branch]]
             if any(reached >> place[x] & 1 for x in _stream(skip, known)):
-                own = _own(branch, node, place)
-                known[node] = Residual(node, skip, branch, own)
+                known[node] = Residual(node, skip, branch, frozenset())
                 break
-    return list(known.values())
+    unread = _unread(program, known)
+    return [
+        one._replace(own=_own(one.branch, one.sum, place, unread))
+        for one in known.values()
+    ]
+
+
+def _unread(program: fx.GraphModule, sums: Container[fx.Node]) -> set[fx.Node]:
+    # The operations that no output needs, such as the mean of attention weights that
+    # a block drops. A sum x + f(x) is none, as it is a layer that may go by itself.
+    unread = set[fx.Node]()
+    for node in reversed(program.graph.nodes):
+        if node.op != "call_function" or node in sums:
+            continue
+        if unread.issuperset(node.users) and not node.is_impure():
+            unread.add(node)
+    return unread
 
 
 def _summands(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
@@ -152,19 +168,25 @@ def passes(node: fx.Node) -> bool:
 
 
 def _own(
-    branch: fx.Node, sum: fx.Node, place: Mapping[fx.Node, int]
+    branch: fx.Node,
+    sum: fx.Node,
+    place: Mapping[fx.Node, int],
+    unread: Set[fx.Node],
 ) -> frozenset[fx.Node]:
-    # From the last node back: one whose users are all among them. x is read by the sum.
+    # From the last node back: one whose users are all among them, or unread ones, which
+    # are then among them, too. x is read by the sum.
     own = set[fx.Node]()
     queue = [-place[branch]]
     nodes = {place[branch]: branch}
     while queue:
         node = nodes[-heapq.heappop(queue)]
-        readers = node.users.keys() - ({sum} if node is branch else ())
+        readers = node.users.keys() - unread
+        if node is branch:
+            readers.discard(sum)
         if node.op == "placeholder" or not own.issuperset(readers):
             continue
         own.add(node)
-        for one in node.all_input_nodes:
+        for one in (*node.all_input_nodes, *(node.users.keys() & unread)):
             if place[one] not in nodes:
                 nodes[place[one]] = one
                 heapq.heappush(queue, -place[one])
@@ -263,7 +285,7 @@ def without_branches(
         if one.sum in gone:  # inside a branch that is gone
             continue
         twins[one.sum].replace_all_uses_with(twins[one.skip])
-        for node in (one.sum, *sorted(one.own, reverse=True)):
+        for node in (one.sum, *sorted(one.own - gone, reverse=True)):
             gone.add(node)
             if node.op != "get_attr":
                 made.graph.erase_node(twins[node])

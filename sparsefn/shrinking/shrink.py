@@ -22,6 +22,7 @@ from sparsefn.shrinking.analysis import (
     has_shuffles,
     without_shuffles,
 )
+from sparsefn.shrinking.config_numbers import KEEPS
 from sparsefn.shrinking.depth import Layers
 from sparsefn.shrinking.groups import Groups
 from sparsefn.shrinking.plan import PruningPlan, cost, folded_biases, free
@@ -148,9 +149,10 @@ def shrink(
             no smaller module of the class, with form="class". Masks or buffers are as
             `sf.modules.bake` refuses.
 
-    A UserWarning names what is pruned and has to stay, with the reason. Where it takes
-    more than 10 seconds a line on stderr says what it does. `sf.shrinking.smaller`
-    returns more: what was kept, for `sf.shrinking.carry`.
+    A UserWarning names what is pruned and has to stay, with the reason, and another one
+    a config that is not of the smaller model, with the mend if there is one. Where it
+    takes more than 10 seconds a line on stderr says what it does.
+    `sf.shrinking.smaller` returns more: what was kept, for `sf.shrinking.carry`.
     """
     made = smaller(
         module, state, example, only=only, buffers=buffers, form=form, groups=groups
@@ -158,6 +160,13 @@ def shrink(
     if made.stays:
         warnings.warn(
             "shrink could not remove all that is pruned:\n  " + "\n  ".join(made.stays),
+            stacklevel=2,
+        )
+    unset = [note for note in made.notes if KEEPS in note]
+    if unset:
+        warnings.warn(
+            "shrink could not set a config, and a saved model does not load again:\n  "
+            + "\n  ".join(unset),
             stacklevel=2,
         )
     return made.module

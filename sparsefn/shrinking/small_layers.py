@@ -380,7 +380,7 @@ def averages(plan: PruningPlan) -> Iterator[Average]:
             whole = given["num_groups"]
             left = groups_after(plan, node, whole)
         elif name == "mean":
-            dims = mean_dims(given["dim"], rank)
+            dims = mean_dims(given.get("dim"), rank)
         else:
             dims = list(range(rank - len(given["normalized_shape"]), rank))
         before = math.prod(x.shape[d] for d in dims) // whole

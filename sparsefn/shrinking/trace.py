@@ -8,6 +8,7 @@ import contextlib
 import copy
 import inspect
 import itertools
+import logging
 import operator
 import re
 import warnings
@@ -34,6 +35,8 @@ from sparsefn.shrinking.values import (
 Module = TypeVar("Module", bound=nn.Module)
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]  # what a model is called with
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+_OWN = logging.Filter("sparsefn")  # keeps records of this library alone
 
 
 def traced(
@@ -188,6 +191,7 @@ def _export(model: nn.Module, call: Call, train: bool, dynamic: bool) -> fx.Grap
         call = _mapped(Tensor.detach, call)
         if not train:
             own.eval()
+        _LOG.addFilter(_OWN)  # else it shows the traceback of what is told in one line
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -200,6 +204,8 @@ def _export(model: nn.Module, call: Call, train: bool, dynamic: bool) -> fx.Grap
                 return _unchecked(guards_by_name(program, own).module())
         except Exception as error:  # the model's own code fails in any way
             errors.append(error)
+        finally:
+            _LOG.removeFilter(_OWN)
     raise _failed(model, call, errors[-1]) from errors[-1]
 
 

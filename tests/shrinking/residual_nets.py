@@ -7,6 +7,8 @@ from torch.nn import functional as F
 
 import sparsefn as sf
 from sparsefn.shrinking.residuals import without_branches
+from sparsefn.shrinking.trace import with_tensors
+from sparsefn.shrinking.values import tensors_of
 from tests.shrinking.compare import check_outputs, outputs
 from tests.shrinking.small import drawn
 
@@ -179,11 +181,23 @@ def check_without_layers(net, seed, form=None):
 
 
 def check_branches(net, state, layers, gone):
-    """Masks of layers make their branches 0, and change nothing else."""
+    """Masks of layers make their branches 0, and change nothing else. Parameters that
+    the outputs then do not need are gone.
+    """
     branches = [one for i in sorted(gone) for one in layers[i].branches]
-    without = without_branches(layers.analysis.graph, branches)
+    whole = layers.analysis.graph
+    without = without_branches(whole, branches)
+    held = {id(x) for x in without.parameters()}
+    assert held.isdisjoint(_needed(whole) - _needed(without))
     wanted = outputs(without, (WORDS,))
     check_outputs(wanted, sf.modules.bake(net, state), (WORDS,), "the masked model")
+
+
+def _needed(program):
+    made = with_tensors(program)
+    made.graph.eliminate_dead_code()
+    held = tensors_of(made)
+    return {id(held[node.target]) for node in made.graph.find_nodes(op="get_attr")}
 
 
 @st.composite
@@ -238,8 +252,24 @@ _KINDS = {
     "read outside": lambda net, x: _read_outside(x, net.up(x), net.down),
     "beside": lambda net, x: x + net.down(net.up(x)) + net.down2(net.up2(x)),
     "two": lambda net, x: _mixed(net, x + net.down(net.up(x).relu())),
+    "attention": lambda net, x: x + _attention(net, net.down(net.up(x).tanh())),
+    "recurrent": lambda net, x: x + _recurrent(net, net.down(net.up(x).tanh())),
+    "not read": lambda net, x: x + _not_read(net, net.up(x), net.up2(x)),
     "none": lambda net, x: net.down(net.up(x)),
 }
+
+
+def _attention(net, x):
+    return net.attention(x, x, x)[0]  # with the mean of the attention weights
+
+
+def _recurrent(net, x):
+    return net.gru(x, x.new_zeros(1, len(x), 4))[0]  # with the last state
+
+
+def _not_read(net, inner, other):
+    net.down2(other * inner).mean()
+    return net.down(inner.tanh())
 
 
 def _mixed(net, x):
@@ -261,11 +291,15 @@ class Of(nn.Module):
         super().__init__()
         self.kind = kind
         self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 4)
-        if kind in ("two", "beside"):
+        if kind in ("two", "beside", "not read"):
             self.up2 = nn.Linear(4, 6)
             self.down2 = nn.Linear(6, 4)
         if "norm" in kind:
             self.norm = nn.LayerNorm(4)
+        if kind == "attention":
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        if kind == "recurrent":
+            self.gru = nn.GRU(4, 4, batch_first=True)
         if kind == "scaled":
             self.gate = nn.Parameter(torch.randn(4))
 

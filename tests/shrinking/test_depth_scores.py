@@ -224,3 +224,59 @@ def test_bad_input():
         sf.shrinking.loss_without(layers, params, lambda params: torch.ones(1))
     with pytest.raises(ValueError, match=r"with the leaf '1.up.weight' of layer 0"):
         sf.shrinking.loss_without(layers, {}, lambda params: torch.ones(()))
+
+
+def test_tokens_that_do_not_count_are_left_out():
+    net = transformer()[:3]
+    layers = sf.shrinking.layers(net, TOKENS, by="module")
+    counted = torch.ones(2, 5, dtype=torch.bool)
+    counted[1, 3:] = False
+    with torch.no_grad():
+        states = states_of(net, TOKENS)
+    last = torch.tensor([4, 2])
+    rows = torch.arange(2)
+    for i in range(3):
+        before = states[i]
+        after = states[i + 1]
+        cosine = nn.functional.cosine_similarity(before[counted], after[counted], -1)
+        got = sf.shrinking.influence(layers, net, [TOKENS], tokens=[counted])[i]
+        torch.testing.assert_close(got.float(), 1 - cosine.mean())
+        for chosen, some in (((rows, last), True), (counted, False)):
+            cosine = nn.functional.cosine_similarity(before[chosen], after[chosen], -1)
+            got = sf.shrinking.angular_distance(
+                layers, net, [TOKENS], last=some, tokens=[counted]
+            )[i]
+            torch.testing.assert_close(got.float(), (cosine.acos() / math.pi).mean())
+    every = torch.ones(2, 5, dtype=torch.bool)
+    for score in (sf.shrinking.influence, sf.shrinking.angular_distance):
+        got = score(layers, net, [TOKENS], tokens=[every])
+        torch.testing.assert_close(got, score(layers, net, [TOKENS]))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error", "text"),
+    [
+        (
+            [torch.ones(2, 5)],
+            TypeError,
+            "expected tokens to be bool tensors, .* got to",
+        ),
+        ([[True]], TypeError, "for each token that counts, got <class 'list'>: write"),
+        ([torch.ones(5) > 0], ValueError, r"tokens of the shape \(2, 5\), .* \(5,\)$"),
+        (
+            [torch.ones(2, 5) < 0],
+            ValueError,
+            "tokens that count in each batch, but one",
+        ),
+        ([], ValueError, "a tensor of tokens for each of 1 batches, got 0"),
+        ([torch.ones(2, 5) > 0] * 2, ValueError, "for each of 1 batches, got 2"),
+    ],
+)
+def test_tokens_that_do_not_fit(tokens, error, text):
+    net = transformer()
+    layers = sf.shrinking.layers(net, TOKENS)
+    for score in (sf.shrinking.influence, sf.shrinking.angular_distance):
+        with pytest.raises(error, match=f"^{score.__name__}: .*{text}"):
+            score(layers, net, [TOKENS], tokens=tokens)
+    with pytest.raises(ValueError, match="expected dim=-1 where tokens say .*, got 1"):
+        sf.shrinking.influence(layers, net, [TOKENS], dim=1, tokens=tokens)

@@ -31,6 +31,12 @@ def test_small_equals_masked_and_costs_what_is_said(net, seed, form):
     check_without_layers(net, seed, form)
 
 
+@settings(SETTINGS, max_examples=3)
+@given(residual_nets(["attention", "not read"]), SEEDS)
+def test_what_nothing_reads_goes_with_its_branch(net, seed):
+    check_without_layers(net, seed)
+
+
 @settings(SETTINGS, max_examples=10)
 @given(residual_nets(), SEEDS, st.sampled_from([None, "program"]))
 def test_layers_and_units_go_at_once(net, seed, form):

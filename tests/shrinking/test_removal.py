@@ -22,6 +22,7 @@ from tests.shrinking.residual_nets import (
     removed,
     transformer,
 )
+from tests.shrinking.small import Of
 
 V = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -189,6 +190,73 @@ def test_a_layer_that_nothing_reads_stays_and_goes_as_any_other(gone, left):
     flops = sf.shrinking.weights(small, V).priced("flops", None, False, None)
     assert flops.cost(list(flops.sizes.values())) == layers.cost([gone], "flops")
     torch.testing.assert_close(small(V), sf.modules.bake(net, state)(V))
+
+
+def add(fn, **parts):
+    return Of(lambda net, x: x + fn(net, x), **parts)
+
+
+def lin(inputs=8, outputs=8):
+    return nn.Linear(inputs, outputs)
+
+
+def _with_a_head(net, x):
+    inner = net.f(x)
+    net.head(inner).mean()
+    return net.g(inner)
+
+
+# Each computes what nothing reads: weights, states, a half of the channels, a mean.
+UNREAD = {
+    "attention": lambda: add(
+        lambda net, x: net.f(x, x, x)[0], f=nn.MultiheadAttention(8, 2)
+    ),
+    "gru": lambda: add(lambda net, x: net.f(x)[0], f=nn.GRU(8, 8)),
+    "lstm": lambda: add(lambda net, x: net.f(x)[0], f=nn.LSTM(8, 8)),
+    "out of a gru": lambda: add(
+        lambda net, x: net.g(net.f(x)[0]), f=nn.GRU(8, 8), g=lin()
+    ),
+    "chunk": lambda: add(
+        lambda net, x: net.g(net.f(x).chunk(2, -1)[0]), f=lin(8, 16), g=lin()
+    ),
+    "head": lambda: add(_with_a_head, f=lin(), head=lin(8, 2), g=lin()),
+}
+
+
+@pytest.mark.parametrize("by", ["branch", "module"])
+@pytest.mark.parametrize("name", UNREAD)
+def test_what_nothing_reads_goes_with_the_branch_that_computes_it(name, by):
+    blocks = [UNREAD[name]() for _ in range(3)]
+    # in float64 from the start, as a program keeps the dtype of the first state
+    net = nn.Sequential(*blocks, lin(8, 3)).eval().double()
+    x = TOKENS.double()
+    layers = sf.shrinking.layers(net, x, by=by)
+    for i, (block, layer) in enumerate(zip(blocks, layers, strict=True)):
+        assert {*layer.leaves} == {name for name, _ in block.named_parameters(f"{i}")}
+    state = sf.State(sf.modules.params_of(net), layers.masks([1]))
+    made = sf.shrinking.smaller(net, state, x, groups=layers)
+    assert made.form == "class" and len(made.module) == 3
+    assert sum(p.numel() for p in made.module.parameters()) == layers.cost([1])
+    flops = sf.shrinking.weights(made.module, x).priced("flops", None, False, None)
+    assert flops.cost(list(flops.sizes.values())) == layers.cost([1], "flops")
+    with torch.no_grad():
+        wanted = sf.modules.call(net, state, x)
+        torch.testing.assert_close(made.module(x), wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_what_nothing_reads_of_two_branches_goes_with_the_first():
+    def forward(net, x):
+        f = net.f(x)
+        g = net.g(x)
+        (f * g).mean()
+        return x + f + g
+
+    net = Of(forward, f=lin(4, 4), g=lin(4, 4)).eval()
+    layers = sf.shrinking.layers(net, V)
+    assert [layer.leaves[0] for layer in layers] == ["f.weight", "g.weight"]
+    masks = {name: mask & False for name, mask in layers.masks([]).items()}
+    small = sf.shrink(net, sf.State(sf.modules.params_of(net), masks), V)
+    assert not [*small.parameters()] and torch.equal(small(V), V)
 
 
 class Cut(nn.Module):

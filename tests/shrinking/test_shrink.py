@@ -59,6 +59,16 @@ def checked(net, state, *xs, atol=1e-6, **options):
     return small
 
 
+def test_a_mean_over_all_dimensions():
+    net = Of(
+        lambda net, x: net.b(net.a(x).relu()) * x.mean(),
+        a=nn.Linear(3, 4),
+        b=nn.Linear(4, 2),
+    ).eval()
+    small = checked(net, pruned(net, a__weight=[1], a__bias=[1]), X)
+    assert type(small) is Of and small.a.out_features == 3
+
+
 def shapes(module):
     return [
         tuple(p.shape)

@@ -561,3 +561,11 @@ def test_calls_of_parts_leave_the_model_as_it_was():
     after = net.state_dict()
     assert all(torch.equal(x, after[name]) for name, x in before.items())
     assert len(net[1]._forward_pre_hooks) == 1
+
+
+def test_an_example_of_a_wrong_shape_is_told_in_one_line(capfd):
+    with pytest.raises(
+        ValueError, match="it fails with RuntimeError: mat1 and mat2 sh"
+    ):
+        traced(nn.Linear(4, 4), torch.ones(2, 3))
+    assert "Traceback" not in capfd.readouterr().err

@@ -180,6 +180,33 @@ def test_heads_that_no_config_takes_leave_it_with_a_note():
     assert "keeps its numbers: a LlamaConfig of others fails: Strict" in note
 
 
+def test_shrink_warns_where_widths_that_differ_keep_the_config(tmp_path):
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
+    with torch.no_grad():
+        model.model.layers[1].mlp.gate_proj.weight.mul_(1.5)
+    groups = sf.shrinking.groups(model, WORDS)
+    inner = [i for i, group in enumerate(groups) if group.size == 48]
+    params = sf.modules.params_of(model)
+
+    def pruned(budget):
+        pattern = groups.pattern(only=inner)
+        algorithm = sf.one_shot(0.5, pattern=pattern, distribution=budget)
+        return algorithm.update(algorithm.init(params), params, 0)
+
+    text = (
+        "could not set a config, and a saved model does not load again:\n  the config "
+        r"of the LlamaForCausalLM keeps its numbers: .*\. Layers differ in "
+        r"model\.layers\.\*\.mlp\.gate_proj\.weight: a distribution "
+        r"sf\.budgets\.in_multiples\(\.\.\., equal_across=\.\.\.\) keeps them equal"
+    )
+    with pytest.warns(UserWarning, match=text) as warned:
+        sf.shrink(model, pruned(sf.budgets.global_()), WORDS)
+    assert [one.filename for one in warned] == [__file__]
+    equal = sf.budgets.in_multiples(sf.budgets.uniform(), 8, equal_across="*.mlp.*")
+    small = sf.shrink(model, pruned(equal), WORDS)
+    assert loaded(small, tmp_path).config.intermediate_size == 24
+
+
 @pytest.mark.deep
 def test_no_llama_is_built_of_uneven_widths_yet():
     # Once this fails, `shrink` can write `per_layer_config`, and the recipes of LLaMA

@@ -14,6 +14,7 @@ from torch import Tensor
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _SHOWN = 4  # names in an error
+_WIDTH = 60  # letters of a value in an error
 
 
 class StoredTensor(NamedTuple):
@@ -57,7 +58,7 @@ def stored_in(caller: str, folder: Path) -> dict[str, StoredTensor]:
     if single:
         file_of = None
     else:
-        file_of = read_json(caller, folder / INDEX).get("weight_map", {})
+        file_of = _file_of(caller, folder / INDEX)
     found = {}
     for file in [SINGLE] if file_of is None else sorted({*file_of.values()}):
         with _opened(caller, folder / file) as inside:
@@ -73,6 +74,18 @@ def stored_in(caller: str, folder: Path) -> dict[str, StoredTensor]:
             f"{caller}: {INDEX} names tensors that its files lack: {some(lost)}"
         )
     return found
+
+
+def _file_of(caller: str, index: Path) -> dict[str, str]:
+    # The file of each tensor.
+    said = read_json(caller, index).get("weight_map", {})
+    if not isinstance(said, dict) or any(type(one) is not str for one in said.values()):
+        raise ValueError(
+            f"{caller}: expected the weight_map of {os.fspath(index)!r} to be an "
+            f"object of file names by tensor, got {repr(said)[:_WIDTH]}: write the "
+            "folder with model.save_pretrained"
+        )
+    return said
 
 
 def read_tensors(
@@ -106,8 +119,8 @@ def _opened(caller: str, file: Path) -> Iterator[Any]:
         yield one
 
 
-def read_json(caller: str, file: Path) -> Any:
-    """What a file of JSON holds.
+def read_json(caller: str, file: Path) -> dict[str, Any]:
+    """The object in a file of JSON.
 
     >>> read_json("stream", Path("/nowhere"))
     Traceback (most recent call last):
@@ -116,11 +129,18 @@ def read_json(caller: str, file: Path) -> Any:
     file or directory: '/nowhere'
     """
     try:
-        return json.loads(file.read_text("utf-8"))
+        made = json.loads(file.read_text("utf-8"))
     except (ValueError, OSError) as error:
         raise ValueError(
             f"{caller}: expected a file of JSON at {os.fspath(file)!r}, but: {error}"
         ) from None
+    if not isinstance(made, dict):
+        raise ValueError(
+            f"{caller}: expected {os.fspath(file)!r} to hold an object of JSON, "
+            f"{{...}}, got {repr(made)[:_WIDTH]}: write the folder again, or copy all "
+            "of it"
+        )
+    return made
 
 
 def some(names: Iterable[object]) -> str:

@@ -32,7 +32,7 @@ def layer_map(
 
     Raises:
         TypeError: An argument is no sequence of paths.
-        ValueError: The student has no layer or more layers than the teacher, a path is
+        ValueError: One has no layer, the student has more than the teacher, a path is
             there twice, `removed` names other paths, or it does not leave as many
             layers as the student has.
 
@@ -57,6 +57,8 @@ def layer_map(
                     f"layer_map: expected each path of {name} once, got {path!r} "
                     f"{paths.count(path)} times: leave out the others"
                 )
+    if not teacher:
+        raise ValueError("layer_map: expected a layer of the teacher or more, got none")
     if not 1 <= len(student) <= len(teacher):
         raise ValueError(
             f"layer_map: expected from 1 to {len(teacher)} layers of the student, as "

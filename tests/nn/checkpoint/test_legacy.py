@@ -160,6 +160,24 @@ def test_a_config_of_another_form(tmp_path, config):
             sf.checkpoint.read_legacy(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("index", "text"),
+    [
+        ([], r"to hold an object of JSON, \{...\}, got \[\]: write the folder"),
+        (
+            {"weight_map": []},
+            "to be an object of file names by tensor, got \\[\\]: write",
+        ),
+        ({"weight_map": {"a": 1}}, "of file names by tensor, got .'a': 1.: write the"),
+    ],
+)
+def test_an_index_of_another_form(tmp_path, index, text):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=f"read_legacy: .*index.json' .*{text}"):
+        sf.checkpoint.read_legacy(tmp_path)
+
+
 def test_a_folder_that_is_not_whole_is_told(tmp_path):
     with pytest.raises(TypeError, match="expected a path to a folder, got int"):
         sf.checkpoint.read_legacy(3)

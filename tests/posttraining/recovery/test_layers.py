@@ -78,6 +78,9 @@ def test_maps_that_do_not_fit():
     refused(ValueError, text, layer_map, paths(0, 1, 2), paths(0, 1))
     with pytest.raises(ValueError, match="expected from 1 to 8 layers .*, got 0$"):
         layer_map([], TEACHER)
+    for student in ([], ["0"]):
+        with pytest.raises(ValueError, match="expected a layer of the teacher or more"):
+            layer_map(student, [])
     text = (
         "layer_map: expected removed to name layers of the teacher, got ['layers.8']; "
         "the first is 'layers.0'"

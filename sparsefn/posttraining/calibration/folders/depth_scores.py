@@ -86,8 +86,8 @@ class LayerScores(NamedTuple):
 
         Raises:
             TypeError: `fraction` is no float.
-            ValueError: It is not from 0 to 1, `score` is another word, or no list of
-                layers has a span of so many.
+            ValueError: It is not from 0 to 1, or takes all layers, `score` is another
+                word, or no list of layers has a span of so many.
         """
         if score not in SCORES:
             raise ValueError(
@@ -98,6 +98,11 @@ class LayerScores(NamedTuple):
         count = int(rounded(check_sparsity(fraction, "fraction"), total))
         if not count:
             return []
+        if count == total:
+            raise ValueError(
+                "LayerScores.lowest: expected a fraction that leaves a layer or more, "
+                f"but {fraction} of {total} layers are all: give a smaller one"
+            )
         if score == "influence":
             lowest = topk_mask(-self.influence, count).tolist()
             return [

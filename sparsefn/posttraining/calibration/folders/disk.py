@@ -40,6 +40,13 @@ def stored_as(config: Mapping[str, Any]) -> str:
     said = config.get("quantization_config")
     if said is None:
         return ""
+    sparsity = said.get("sparsity_config") or {} if isinstance(said, dict) else None
+    if not isinstance(sparsity, dict):
+        raise ValueError(
+            "stream: expected quantization_config in config.json, and sparsity_config "
+            f"in it, to be objects, {{...}}, got {said!r}: leave it out for weights "
+            "that are plain numbers"
+        )
     method = str(said.get("quant_method", "quantization_config"))
     if (
         method != "compressed-tensors"
@@ -47,7 +54,7 @@ def stored_as(config: Mapping[str, Any]) -> str:
         or said.get("kv_cache_scheme")
     ):
         return method
-    formats = [said.get("format"), (said.get("sparsity_config") or {}).get("format")]
+    formats = [said.get("format"), sparsity.get("format")]
     return next((one for one in formats if one not in (None, "dense")), "")
 
 

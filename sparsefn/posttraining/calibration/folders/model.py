@@ -284,9 +284,6 @@ def _parameters_on_meta() -> Iterator[None]:
 def _of_config(folder: Path, dtype: torch.dtype) -> nn.Module:
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(
-        os.fspath(folder), local_files_only=True
-    )
     how = stored_as(read_json("stream", folder / "config.json"))
     if how:
         raise ValueError(
@@ -295,12 +292,15 @@ def _of_config(folder: Path, dtype: torch.dtype) -> nn.Module:
             f"stored as {how!r}: load the model, dequantize or decompress it, and "
             "prune the folder that save_pretrained makes of that"
         )
+    config = transformers.AutoConfig.from_pretrained(
+        os.fspath(folder), local_files_only=True
+    )
     name = (config.architectures or [None])[0]
     kind: Any = getattr(transformers, str(name), None)
     if not hasattr(kind, "_from_config"):
         raise ValueError(
             "stream: expected config.json to name a class of transformers, got "
-            f"{name!r}: pass make="
+            f"{name!r}: stream and layer_scores take another model as make="
         )
     if config.dtype is not None:
         dtype = config.dtype
@@ -363,10 +363,10 @@ def leaves_in(model: nn.Module, stored: Mapping[str, StoredTensor]) -> list[Leaf
     if missing or unknown:
         raise ValueError(
             f"stream: expected the tensors of the {type(model).__name__}, but missing "
-            f"are {some(missing)}, and unknown {some(unknown)}: make= gives a model "
-            "of another kind; where transformers renames or joins tensors as it "
-            "loads the folder, load it once, and write it with save_pretrained(..., "
-            "save_original_format=False)"
+            f"are {some(missing)}, and unknown {some(unknown)}: where transformers "
+            "renames or joins tensors as it loads the folder, load it once, and write "
+            "it with save_pretrained(..., save_original_format=False); stream and "
+            "layer_scores take a model of another kind as make="
         )
     return leaves
 

@@ -153,6 +153,12 @@ def journal_in(out: Path, run: Mapping[str, str]) -> Journal:
         write_json(file, {"run": dict(run), "parts": []})
         return Journal(out, run, ())
     before = read_json("stream", file)
+    if not _is_journal(before):
+        raise ValueError(
+            f"stream: expected the journal of a run in {os.fspath(file)!r}, which says "
+            f"its run and parts, got {some(before)}: another release wrote it; remove "
+            f"{os.fspath(out)!r}, or give another folder out"
+        )
     others = [name for name in run if before["run"].get(name) != run[name]]
     if others:
         raise ValueError(
@@ -162,6 +168,13 @@ def journal_in(out: Path, run: Mapping[str, str]) -> Journal:
         )
     parts = tuple(Part(**one) for one in before["parts"])
     return Journal(out, run, parts)
+
+
+def _is_journal(held: Mapping[str, Any]) -> bool:
+    parts = held.get("parts")
+    if not isinstance(held.get("run"), dict) or not isinstance(parts, list):
+        return False
+    return all(isinstance(one, dict) and {*one} == {*Part._fields} for one in parts)
 
 
 def digest_of_batches(batches: Iterable[Tree]) -> str:

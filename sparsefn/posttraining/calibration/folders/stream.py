@@ -229,6 +229,8 @@ def batch_calls(batches: Sequence[Example]) -> list[Call]:
             f"tokens}}, ...], got a {kind}"
         )
     calls = [as_call(batch) for batch in batches]
+    if not calls:
+        raise ValueError("stream: expected a list of batches, got an empty one")
     if len(calls) < place()[1]:
         raise ValueError(
             f"stream: expected a batch for each of {place()[1]} processes, got "

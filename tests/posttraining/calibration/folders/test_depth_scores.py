@@ -67,6 +67,14 @@ def test_padded_tokens_are_left_out(folder):
         sf.calibration.layer_scores(folder, [words])
         for words in (WORDS[:1], WORDS[1:2, :6])
     )
+    model = tiny_lms.llama().from_pretrained(folder).eval()
+    whole = {**batch, "use_cache": False}
+    layers = sf.shrinking.layers(model, whole, by="module")
+    given = {"layers": layers, "model": model, "batches": [whole]}
+    influence = sf.shrinking.influence(**given, tokens=[mask.bool()])
+    assert torch.equal(got.influence, influence)
+    angles = sf.shrinking.angular_distance(**given, tokens=[mask.bool()], span=2)
+    assert torch.equal(got.angles.diagonal(1), angles)
     # 10 tokens of one and 6 of the other, and the last of each
     wanted = (10 * long.influence + 6 * short.influence) / 16
     torch.testing.assert_close(got.influence, wanted, rtol=1e-5, atol=1e-6)
@@ -138,12 +146,20 @@ def scores_of(influence, angles=None):
         ([0.1, 0.1, 0.1, 0.1], 0.25, [0]),
         ([0.1, 0.2, 0.3], 0.5, [0, 1]),  # 1.5 rounds to the even 2
         ([0.1, 0.2, 0.3, 0.4], 0.1, []),
-        ([0.1, 0.2, 0.3, 0.4], 1.0, [0, 1, 2, 3]),
+        ([0.1, 0.2, 0.3, 0.4], 0.75, [0, 1, 2]),
     ],
 )
 def test_exactly_so_many_go_and_ties_go_to_the_first(influence, fraction, lowest):
     found = scores_of(influence).lowest(fraction)
     assert found == [PATHS[i] for i in lowest]
+
+
+@pytest.mark.parametrize("score", ["influence", "angular"])
+def test_a_layer_stays(score):
+    with pytest.raises(
+        ValueError, match="expected a fraction that leaves .*, but 0.9 of 4 layers are "
+    ):
+        scores_of([0.1, 0.2, 0.3, 0.4]).lowest(0.9, score)
 
 
 def test_the_span_of_the_smallest_angle():
@@ -228,7 +244,7 @@ def test_bad_input(folder, tmp_path, monkeypatch):
             sf.calibration.layer_scores(at, batches, **more)
 
     told("expected the folder of a model, got '.*', which is no", at=tmp_path / "none")
-    told("expected a batch for each of 1 processes, got 0", batches=[])
+    told("expected a list of batches, got an empty one", batches=[])
     told("expected a list of batches, as batches=", TypeError, batches=WORDS)
     own = folder_of_module(tmp_path / "plain", lambda: nn.Linear(4, 4))
     x = [torch.ones(2, 4)]

@@ -33,8 +33,8 @@ def test_what_is_written_is_whole_or_as_before(tmp_path, monkeypatch):
     assert torch.equal(load_file(file)["x"], torch.zeros(2)) and os.listdir(
         tmp_path
     ) == ["a.safetensors"]
-    write_json(tmp_path / "a.json", [1])
-    assert read_json("stream", tmp_path / "a.json") == [1]
+    write_json(tmp_path / "a.json", {"x": 1})
+    assert read_json("stream", tmp_path / "a.json") == {"x": 1}
 
 
 FULL = """

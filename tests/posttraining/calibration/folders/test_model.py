@@ -336,7 +336,8 @@ def test_what_makes_no_model_is_told(folder):
             json.dumps(config | {"architectures": [named]})
         )
         with pytest.raises(
-            ValueError, match=f"name a class of transformers, got '{named}': pass make="
+            ValueError,
+            match=f"name a class of transformers, got '{named}': stream and layer_sc",
         ):
             empty_model(folder, None, torch.float32)
 
@@ -370,11 +371,23 @@ def test_weights_that_are_no_numbers_are_told(folder, said, how):
         empty_model(folder, None, torch.float32)
 
 
+@pytest.mark.parametrize(
+    "said", [[1], "gptq", {"quant_method": "a", "sparsity_config": [1]}]
+)
+def test_a_quantization_config_of_another_form(folder, said):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps(config | {"quantization_config": said})
+    )
+    with pytest.raises(ValueError, match="and sparsity_config in it, to be objects, "):
+        empty_model(folder, None, torch.float32)
+
+
 def test_missing_and_unknown_tensors_are_told(folder):
     edited(folder, **{"model.norm.weight": None, "model.extra": torch.ones(1)})
     with pytest.raises(
         ValueError,
-        match="missing are 'model.norm.weight', and unknown 'model.extra': make= gives",
+        match="missing are 'model.norm.weight', and unknown 'model.extra': where trans",
     ):
         leaves_of_folder(folder)
     edited(folder, **{"model.norm.weight": torch.ones(3), "model.extra": None})

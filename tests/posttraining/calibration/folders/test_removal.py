@@ -315,6 +315,24 @@ def test_bad_input(folder, tmp_path):
         )
 
 
+def test_files_of_another_form(folder, tmp_path):
+    def told(text, **files):
+        changed = shutil.copytree(folder, tmp_path / "changed", dirs_exist_ok=True)
+        for name, held in files.items():
+            (changed / NAMES[name]).write_text(json.dumps(held))
+        with pytest.raises(ValueError, match=f"^drop_layers: expected {text}"):
+            sf.calibration.drop_layers(changed, ["model.layers.1"], tmp_path / "out")
+
+    told(r"'.*index.json' to hold an object of JSON, .*, got \[\]: write", index=[])
+    told("the weight_map of '.*index.json' to be an obj", index={"weight_map": [1]})
+    told("'.*config.json' to hold an object of JSON, .*, got .1.: write", config=[1])
+    config = json.loads((folder / "config.json").read_text())
+    told("quantization_config in", config={**config, "quantization_config": [1]})
+
+
+NAMES = {"index": "model.safetensors.index.json", "config": "config.json"}
+
+
 def edit(folder, **changes):
     file = Path(folder, "config.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))

@@ -27,6 +27,7 @@ from torch import nn
 
 import sparsefn as sf
 from sparsefn.nn.checkpoint.folders import StoredTensor
+from sparsefn.posttraining.calibration.folders.disk import PLACE
 from sparsefn.posttraining.calibration.folders.resume import (
     Part,
     digest_of_batches,
@@ -178,6 +179,16 @@ def test_ended_twice_at_the_same_place(folder, tmp_path):
         match="expected '.*' to be new or a run that was killed, got 'config.json', ",
     ):
         sf.calibration.stream(folder, wanda, BATCHES, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "held", [{"version": 9}, {"run": {}, "parts": [{}]}, {"run": [], "parts": []}, []]
+)
+def test_a_journal_of_another_form(tmp_path, held):
+    journal_in(tmp_path, {"model": "a"})
+    (tmp_path / PLACE / "journal.json").write_text(json.dumps(held))
+    with pytest.raises(ValueError, match="stream: expected .*journal.json'"):
+        journal_in(tmp_path, {"model": "a"})
 
 
 SCRIPT = """

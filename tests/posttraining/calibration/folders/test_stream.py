@@ -272,7 +272,7 @@ def test_a_model_of_ones_own(tmp_path):
 def test_bad_input_is_told_before_anything_is_written(folder, tmp_path):
     out = tmp_path / "out"
     for batches, words in [
-        ([], "expected a batch for each of 1 processes, got 0 in all"),
+        ([], "expected a list of batches, got an empty one"),
         (
             [WORDS, WORDS[:, :0]],
             "expected batches of tensors that have entries, got none in batch 1",
