@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -86,18 +87,16 @@ def check_recover(recover: Recover) -> None:
     >>> check_recover(sf.recovery.mean_square)
     Traceback (most recent call last):
         ...
-    TypeError: expected recover to be a function of (state, errors), got the loss
-    mean_square: write recover=sf.recovery.blockwise(optimizer, loss=mean_square)
+    TypeError: expected recover to be a function of (state, errors), got a loss of
+    (student, teacher): write recover=sf.recovery.blockwise(optimizer, loss=...)
     """
     check_call("recover", recover, "state", "errors")
-    loss = getattr(recover, "func", recover)  # the function of a partial
-    code = getattr(loss, "__code__", None)
-    losses = (("student", "teacher"), ("input", "target"))  # ours, and torch's
-    if code is not None and code.co_varnames[:2] in losses:
+    names = tuple(inspect.signature(recover).parameters)[:2]
+    if names in (("student", "teacher"), ("input", "target")):
         raise TypeError(
-            "expected recover to be a function of (state, errors), got the loss "
-            f"{loss.__name__}: write recover=sf.recovery.blockwise(optimizer, "
-            f"loss={loss.__name__})"
+            "expected recover to be a function of (state, errors), got a loss of "
+            f"({', '.join(names)}): write recover=sf.recovery.blockwise(optimizer, "
+            "loss=...)"
         )
 
 

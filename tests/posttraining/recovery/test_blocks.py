@@ -456,17 +456,17 @@ def test_what_recover_gives_must_be_a_state_of_the_layer():
 
 
 @pytest.mark.parametrize(
-    ("loss", "name"),
+    ("loss", "names"),
     [
-        (sf.recovery.mean_square, "mean_square"),
-        (functools.partial(sf.recovery.relations, heads=2), "relations"),
-        (nn.functional.mse_loss, "mse_loss"),
+        (sf.recovery.mean_square, "student, teacher"),
+        (functools.partial(sf.recovery.relations, heads=2), "student, teacher"),
+        (nn.functional.mse_loss, "input, target"),
     ],
 )
-def test_a_loss_is_no_recovery(loss, name):
+def test_a_loss_is_no_recovery(loss, names):
     text = (
-        f"expected recover to be a function of (state, errors), got the loss {name}: "
-        f"write recover=sf.recovery.blockwise(optimizer, loss={name})"
+        f"expected recover to be a function of (state, errors), got a loss of ({names}"
+        "): write recover=sf.recovery.blockwise(optimizer, loss=...)"
     )
     refused(TypeError, text, pruned, loss)
 
