@@ -165,7 +165,7 @@ def shrink(
     unset = [note for note in made.notes if KEEPS in note]
     if unset:
         warnings.warn(
-            "shrink could not set a config, and a saved model does not load again:\n  "
+            "shrink could not set a config, and a saved model may not load again:\n  "
             + "\n  ".join(unset),
             stacklevel=2,
         )
