@@ -32,16 +32,16 @@ WALKS = {
 # Python calls a leaf of an update of 54 tiny leaves (benchmarks/overhead.py): on a CPU,
 # and the way that tensors on a GPU take.
 CALLS_A_LEAF = {
-    "rigl, change": (25.6, 31.9),
-    "set, change": (37.6, 45.5),
-    "gmp, change": (18.9, 21.7),
-    "rigl + sgd, quiet": (11.7, 31.0),
-    "rigl + sgd, change": (36.2, 61.6),
-    "rigl + adam, quiet": (21.4, 62.7),
-    "rigl + adam, change": (62.8, 98.7),
-    "rigl + adamw, quiet": (21.4, 63.1),
-    "rigl + adamw, change": (62.8, 99.1),
-    "attached torch Adam, quiet": (49.4, 49.5),
+    "rigl, change": (21.7, 26.7),
+    "set, change": (33.7, 39.3),
+    "gmp, change": (15.0, 17.6),
+    "rigl + sgd, quiet": (11.7, 27.1),
+    "rigl + sgd, change": (32.3, 52.5),
+    "rigl + adam, quiet": (21.4, 56.9),
+    "rigl + adam, change": (57.0, 86.7),
+    "rigl + adamw, quiet": (21.4, 57.2),
+    "rigl + adamw, change": (57.0, 87.0),
+    "attached torch Adam, quiet": (48.5, 48.5),
 }
 # A machine with other work has been seen to add one in a hundred.
 SLACK = 1.03

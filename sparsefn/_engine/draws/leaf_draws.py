@@ -151,7 +151,7 @@ def draws_laid(
     """
     made: dict[int, Tensor] = {}
     devices = [x.device for x in leaves]
-    numbers = [x.numel() for x in leaves]
+    numbers = list(map(Tensor.numel, leaves))
     for pack in packs(devices, numbers):
         alike = [leaves[i] for i in pack]
         device = leaves[pack[0]].device

@@ -272,5 +272,6 @@ def with_leaves(tree: Tree, leaves: Mapping[str, Tree]) -> Tree:
     if not leaves:
         return tree
     old, rebuild = opened(tree)
-    pairs = zip(paths(tree), old, strict=True)
-    return rebuild([leaves.get(path, leaf) for path, leaf in pairs])
+    names = paths(tree)
+    new = {**dict(zip(names, old, strict=True)), **leaves}
+    return rebuild([new[path] for path in names])
