@@ -34,11 +34,12 @@ def attached_step(
     module = nn.ParameterDict(leaves)
     optimizer = torch.optim.Adam(module.parameters(), 1e-3, **options)
     sparse = sf.attach(algorithm, module, optimizer)
+    params = list(module.parameters())
     done = 0
 
     def step() -> None:
         nonlocal done
-        for param, grad in zip(module.parameters(), grads, strict=True):
+        for param, grad in zip(params, grads, strict=True):
             param.grad = grad
         sparse.before_step()
         optimizer.step()

@@ -41,7 +41,7 @@ CALLS_A_LEAF = {
     "rigl + adam, change": (57.0, 86.7),
     "rigl + adamw, quiet": (21.4, 57.2),
     "rigl + adamw, change": (57.0, 87.0),
-    "attached torch Adam, quiet": (48.5, 48.5),
+    "attached torch Adam, quiet": (39.4, 39.4),
 }
 # A machine with other work has been seen to add one in a hundred.
 SLACK = 1.03

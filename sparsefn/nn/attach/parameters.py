@@ -416,13 +416,12 @@ def with_other_gradients(records: Iterable[Record]) -> list[Record]:
     """The records whose gradient is not the gradient that `set_gradients` set, or has
     been written to since.
     """
-    found = []
-    for record in records:
-        grad = record.parameter.grad
-        given, version = record.given
-        if grad is not None and not (grad is given and grad._version == version):
-            found.append(record)
-    return found
+    return [
+        record
+        for record in records
+        if (grad := record.parameter.grad) is not None
+        and not (grad is record.given[0] and grad._version == record.given[1])
+    ]
 
 
 def gradients_of(model: nn.Module) -> list[tuple[Tensor | None, int]]:
