@@ -136,7 +136,7 @@ RESIDUALS = [
     ),
     ResidualMutant(
         "what nothing reads counts as a reader",
-        ((residuals, "_unread", lambda program, sums: set()),),
+        ((residuals, "unread", lambda program, sums: set()),),
         ("attention", "not read"),
     ),
     ResidualMutant(

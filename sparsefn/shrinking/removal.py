@@ -21,6 +21,7 @@ from sparsefn.shrinking.residuals import (
     own_leaves,
     passes,
     residuals,
+    unread,
     without_branches,
 )
 from sparsefn.shrinking.trace import with_tensors
@@ -108,12 +109,16 @@ def _in_list(model: nn.Module, path: str) -> bool:
 
 
 def _busy(program: fx.GraphModule) -> set[str]:
-    # The modules in which something is computed, other than a shape.
+    # The modules in which something is computed, other than a shape, or than what
+    # nothing reads and no parameter has a part in.
+    idle = unread(program, {one.sum for one in residuals(program)})
     paths = set[str]()
     for node in program.graph.nodes:
         if node.op != "call_function" or opname(node) in _SHAPES or passes(node):
             continue
-        paths.update(_around(node))
+        reads = any(one.op == "get_attr" for one in node.all_input_nodes)
+        if reads or node not in idle:
+            paths.update(_around(node))
     return paths
 
 

@@ -103,23 +103,34 @@ def residuals(program: fx.GraphModule) -> list[Residual]:
             if any(reached >> place[x] & 1 for x in _stream(skip, known)):
                 known[node] = Residual(node, skip, branch, frozenset())
                 break
-    unread = _unread(program, known)
+    idle = unread(program, known)
     return [
-        one._replace(own=_own(one.branch, one.sum, place, unread))
+        one._replace(own=_own(one.branch, one.sum, place, idle))
         for one in known.values()
     ]
 
 
-def _unread(program: fx.GraphModule, sums: Container[fx.Node]) -> set[fx.Node]:
-    # The operations that no output needs, such as the mean of attention weights that
-    # a block drops. A sum x + f(x) is none, as it is a layer that may go by itself.
-    unread = set[fx.Node]()
+def unread(program: fx.GraphModule, sums: Container[fx.Node]) -> set[fx.Node]:
+    """The operations that no output needs, such as the mean of attention weights that a
+    block drops.
+
+    A sum x + f(x) is none, as it is a layer that may go by itself.
+
+    >>> from sparsefn.shrinking.trace import traced
+    >>> class Mean(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         x.mean()
+    ...         return x + 1
+    >>> [node.name for node in unread(traced(Mean(), torch.ones(2, 3)), [])]
+    ['mean']
+    """
+    found = set[fx.Node]()
     for node in reversed(program.graph.nodes):
         if node.op != "call_function" or node in sums:
             continue
-        if unread.issuperset(node.users) and not node.is_impure():
-            unread.add(node)
-    return unread
+        if found.issuperset(node.users) and not node.is_impure():
+            found.add(node)
+    return found
 
 
 def _summands(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
@@ -171,7 +182,7 @@ def _own(
     branch: fx.Node,
     sum: fx.Node,
     place: Mapping[fx.Node, int],
-    unread: Set[fx.Node],
+    idle: Set[fx.Node],
 ) -> frozenset[fx.Node]:
     # From the last node back: one whose users are all among them, or unread ones, which
     # are then among them, too. x is read by the sum.
@@ -180,13 +191,13 @@ def _own(
     nodes = {place[branch]: branch}
     while queue:
         node = nodes[-heapq.heappop(queue)]
-        readers = node.users.keys() - unread
+        readers = node.users.keys() - idle
         if node is branch:
             readers.discard(sum)
         if node.op == "placeholder" or not own.issuperset(readers):
             continue
         own.add(node)
-        for one in (*node.all_input_nodes, *(node.users.keys() & unread)):
+        for one in (*node.all_input_nodes, *(node.users.keys() & idle)):
             if place[one] not in nodes:
                 nodes[place[one]] = one
                 heapq.heappush(queue, -place[one])

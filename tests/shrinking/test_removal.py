@@ -220,6 +220,7 @@ UNREAD = {
         lambda net, x: net.g(net.f(x).chunk(2, -1)[0]), f=lin(8, 16), g=lin()
     ),
     "head": lambda: add(_with_a_head, f=lin(), head=lin(8, 2), g=lin()),
+    "mean": lambda: add(lambda net, x: (x.mean(-1).exp(), net.f(x))[1], f=lin()),
 }
 
 
