@@ -40,7 +40,9 @@ from sparsefn.masks.select import topk_mask
 _LEAST = 1e-8  # no chance is smaller, so that every weight may still be drawn
 _MOST_SUMMED = 7  # above this n a sum over 2^n sets takes longer than an integral
 # the integral's points: for logits from -10 to 10 its log errs by less than 1e-12
-_FIRST, _LAST, _POINTS = -3.4, 5.6, 144
+_FIRST = -3.4
+_LAST = 5.6
+_POINTS = 144
 
 
 @described
