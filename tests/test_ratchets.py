@@ -18,8 +18,8 @@ PACKAGE = ROOT / "sparsefn"
 
 # Files, moves and calls from file to file of eight walks (benchmarks/walks.py). A step
 # of an optimizer looks up its backend as all else does: one file and one call more than
-# when it had a way of its own. in_order looks for tensors on the meta device first. What
-# a distribution gives is looked at, as anybody may write one.
+# when it had a way of its own. in_order looks for tensors on the meta device first.
+# What a distribution gives is looked at, as anybody may write one.
 WALKS = {
     "change": {"files": 31, "moves": 218, "calls": 109},
     "quiet": {"files": 19, "moves": 92, "calls": 46},
