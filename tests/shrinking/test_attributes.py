@@ -388,7 +388,9 @@ def test_layers_that_differ_keep_the_config():
     assert made.model.config.intermediate_size == 40
     assert made.notes == (
         "the config of the LlamaForCausalLM keeps its numbers: no others give "
-        "model.layers.1.mlp.gate_proj.weight",
+        "model.layers.1.mlp.gate_proj.weight. Layers differ in "
+        "model.layers.*.mlp.gate_proj.weight: a distribution "
+        "sf.budgets.in_multiples(..., equal_across=...) keeps them equal",
     )
 
 
