@@ -190,9 +190,9 @@ def within(
             are missing cost what the next larger one does. The sum counts, such as of
             measured times. Where fewer units cost more than more units do, they count
             as much as the largest cost below. The set of `layers` is the last of
-            `counts`: its path is that of the first leaf of the first layer, with ":1"
-            where widths have a set of that path. Its cost goes by how many layers stay,
-            and widths of layers that go still count.
+            `counts`. Its key is the path of the first layer's first leaf, or that path
+            with ":1" behind it where a set of widths has the path. Its cost goes by how
+            many layers stay, and widths of layers that go still count.
         prefer: What loses units. "uniform": the same share of units everywhere. A dict
             of weights by glob: shares in proportion to the weights (0: stays whole,
             others 1). "global": the units of the smallest mean magnitude in all of the
