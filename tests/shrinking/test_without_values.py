@@ -115,6 +115,31 @@ def test_solvers_that_look_at_values_need_them():
     refused("refit", "weight", lambda: sf.solve.refit(weight, hessian, mask))
 
 
+def test_a_module_and_the_weights_put_into_it_need_values_both():
+    model = net()
+    meta = without(model)
+    own = sf.modules.params_of(model)
+    state = sf.static(0.5).init(own)
+    for make in (sf.modules.bake, sf.modules.to_sparse):
+        refused("bake", "0.weight", lambda make=make: make(meta, state))
+    none = sf.modules.params_of(meta)
+    refused("bake", "0.weight", lambda: sf.modules.bake(model, none))
+    norm = nn.BatchNorm1d(2)
+    buffers = {name: b.to("meta") for name, b in norm.named_buffers()}
+    refused(
+        "bake",
+        "running_mean",
+        lambda: sf.modules.bake(norm, sf.modules.params_of(norm), buffers=buffers),
+    )
+    assert next(sf.modules.bake(meta, none).parameters()).is_meta
+
+
+def test_attach_needs_values():
+    meta = without(net())
+    optimizer = torch.optim.SGD(meta.parameters(), lr=0.1)
+    refused("attach", "0.weight", lambda: sf.attach(sf.static(0.5), meta, optimizer))
+
+
 def test_groups_and_layers_follow_from_shapes():
     meta = without(net())
     assert str(sf.shrinking.groups(meta, X)) == str(sf.shrinking.groups(net(), X))

@@ -17,7 +17,7 @@ from sparsefn.algorithms.combine.same_step import check_paired
 from sparsefn.core.checks import check_trigger, uncalled
 from sparsefn.core.state import Algorithm, Trigger
 from sparsefn.core.timetable import unfinished
-from sparsefn.core.tree import flatten
+from sparsefn.core.tree import check_not_meta, flatten
 from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import never
 from sparsefn.masks.sets import kept_in
@@ -129,7 +129,7 @@ def attach(
             an optimizer whose moments are not known, here or in the first step that
             shows it, or one that moves copies of the weights or steps during backward.
         ValueError: The masks would keep nothing of a leaf of zeros, as a new adapter
-            is, and nearly all weights are frozen.
+            is, and nearly all weights are frozen; or weights are on the meta device.
         RuntimeError: Later, an optimizer steps without `before_step`, or a second time
             before `after_step`.
 
@@ -189,6 +189,7 @@ def attach(
                 "detach() first"
             )
     check_unowned(algorithm, model, weights)
+    check_not_meta("attach", [(name, r.parameter) for name, r in weights.items()])
     module_state = ModuleState(algorithm, weights)
     places = {
         name: path for name, (path, _) in own_tensors(model, "parameters").items()

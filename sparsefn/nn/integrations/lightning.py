@@ -49,8 +49,9 @@ class SparsityCallback(Callback):
 
     Raises:
         ValueError: In `fit`, there are several optimizers, the model has DTensors, or
-            the checkpoint lacks the callback's state or has the state of other weights
-            or steps, and as in `sf.attach`.
+            the checkpoint lacks the callback's state, has the state of other weights
+            or steps, or was written after `detach`, and masks are made of parameters
+            that the optimizer no longer had; and as in `sf.attach`.
         TypeError: `algorithm` is neither an Algorithm nor a function, and as in
             `sf.attach`.
         ModuleNotFoundError: lightning is not installed.
@@ -129,11 +130,20 @@ class SparsityCallback(Callback):
         algorithm = made(
             self._algorithm, lambda: int(trainer.estimated_stepping_batches)
         )
+        (optimizer,) = trainer.optimizers
+        own = _n_parameters(optimizer)
         self.sparse = attach(
-            algorithm, pl_module, trainer.optimizers, hooks=True, **self._options
+            algorithm, pl_module, optimizer, hooks=True, **self._options
         )
         self._done = 0
         if saved is not None:
+            if saved.get("detached", False) and _n_parameters(optimizer) > own:
+                self.sparse.detach()
+                raise ValueError(
+                    "SparsityCallback: the checkpoint was written after detach(), so "
+                    "that it lacks the optimizer's state of the parameters that masks "
+                    "are made of: save it before callback.sparse.detach()"
+                )
             self._load(saved)
 
     def _load(self, saved: Saved) -> None:
@@ -211,12 +221,16 @@ class SparsityCallback(Callback):
         """What a checkpoint has of the callback.
 
         Returns:
-            Dict of the state of `sparse` and of the number of steps; empty before
-            `fit`.
+            Dict of the state of `sparse`, of the number of steps, and of whether
+            `detach` was called; empty before `fit`.
         """
         if self.sparse is None:
             return {}
-        return {"sparse": self.sparse.state_dict(), "done": self._done}
+        return {
+            "sparse": self.sparse.state_dict(),
+            "done": self._done,
+            "detached": not self.sparse.is_attached,
+        }
 
     def load_state_dict(self, state_dict: Saved) -> None:
         """Take what a checkpoint has.
@@ -226,3 +240,7 @@ class SparsityCallback(Callback):
                 algorithm is attached.
         """
         self._loaded = state_dict
+
+
+def _n_parameters(optimizer: Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from sparsefn.core.state import State
-from sparsefn.core.tree import Tree, flatten
+from sparsefn.core.tree import Tree, check_not_meta, flatten
 from sparsefn.nn.modules.calls import tensors_for
 from sparsefn.nn.modules.sparse_linear import Layout, with_sparse_linears
 from sparsefn.nn.modules.wrappers import check_not_sharded, own_tensors, tensors_by_name
@@ -110,8 +110,8 @@ def bake(
         TypeError: `module` is not a module, or `state` or `buffers` is no tree of
             tensors.
         ValueError: Names are unknown or missing, a tensor has another shape, a weight
-            is computed from a masked parameter, or `fully_shard` has sharded the
-            module.
+            is computed from a masked parameter, `fully_shard` has sharded the module,
+            or only one of module and state is on the meta device.
     """
     new = {"parameters": tensors_for(module, "parameters", state, partial)}
     check_not_sharded("sf.modules.bake", module)
@@ -120,6 +120,8 @@ def bake(
     for kind, tensors in new.items():
         own = tensors_by_name(baked, kind)
         for name, (_, tensor) in tensors.items():
+            if own[name].is_meta != tensor.is_meta:
+                check_not_meta("bake", [(name, own[name]), (name, tensor)])
             own[name].data = tensor.detach().clone()
     return baked
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsefn._engine.leaves import zeroed
 from sparsefn._engine.processes import check_alike, gathered, own
 from sparsefn._engine.selection import best_of_columns
-from sparsefn._engine.transforms import host_number
+from sparsefn._engine.transforms import host_number, read_number
 from sparsefn.core.checks import check_int, check_sparsity, is_int, is_sequence
 from sparsefn.core.rounding import n_kept
 from sparsefn.masks.budgets.distributions import apportion
@@ -87,8 +87,8 @@ def obs(
     Raises:
         ValueError: Shapes do not fit, values are not finite, the hessian is singular at
             this `damp` or all zeros, counts cannot be met, or groups cross blocks.
-            `round_to` is for another number of rows, or its groups do not divide the
-            columns.
+            `round_to` is for another number of rows, its groups do not divide the
+            columns, or a scale of it is not above 0.
         TypeError: A dtype is not floating-point, nothing says what is kept, or a mask
             is given beside `keep` or `pattern`.
 
@@ -167,6 +167,14 @@ def _check_grid(grid: Grid, w: Tensor) -> None:
             f"obs: expected round_to of (rows, groups) that fit a weight of "
             f"{tuple(w.shape)}, got {rows, groups}: make it of this weight, as "
             "sf.solve.grid(weight, 4) does"
+        )
+    usable = grid.scale.isfinite() & (grid.scale > 0)
+    if read_number(usable.all()) is False:
+        row = int((~usable).any(1).nonzero()[0])
+        raise ValueError(
+            "obs: expected round_to with scales that are finite and above 0, got "
+            f"others in row {row}: groups of zeros have the scale 1, as "
+            "sf.solve.grid(weight, 4) makes it"
         )
 
 

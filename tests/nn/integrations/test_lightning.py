@@ -155,6 +155,28 @@ def test_learned_masks_go_on_in_a_second_fit_and_are_hard_after_detach():
     assert (kept.unflatten(1, (-1, 4)).sum(-1) == 2).all()
 
 
+def test_a_checkpoint_of_after_detach_goes_on_unless_it_lacks_what_masks_are_made_of(
+    tmp_path,
+):
+    path = tmp_path / "last.ckpt"
+    _, _, at_once = fitted()
+    run, _, callback = fitted(epochs=2)
+    callback.sparse.detach()
+    run.save_checkpoint(path)
+    _, _, resumed = fitted(checkpoint=path)
+    assert sf.checkpoint.tree_equal(resumed.sparse.state, at_once.sparse.state)
+    learned = sf.methods.maskllm(steps=4 * STEPS)
+    run, _, callback = fitted(learned, epochs=2)
+    callback.sparse.detach()
+    run.save_checkpoint(path)
+    with pytest.raises(
+        ValueError,
+        match=r"the checkpoint was written after detach\(\), so that it lacks the "
+        r"optimizer's state .* save it before callback.sparse.detach\(\)$",
+    ):
+        fitted(learned, checkpoint=path)
+
+
 def test_drawn_gates_go_on_in_a_second_fit():
     # its masks of training are others than the settled ones, which detach leaves
     algorithm = sf.reparametrised(sf.reparam.hard_concrete())

@@ -187,6 +187,22 @@ def test_half_precision_and_vmap():
             "obs: expected round_to with scale and zero of shape (rows, groups), got "
             "(2,) and (2,): make it of this weight, as sf.solve.grid(weight, 4) does",
         ),
+        *[
+            (
+                lambda w, scale=scale: solve.obs(
+                    w,
+                    torch.eye(8),
+                    keep=4,
+                    round_to=solve.Grid(
+                        torch.tensor([[1.0], [scale]]), torch.zeros(2, 1), -8, 7
+                    ),
+                ),
+                ValueError,
+                "obs: expected round_to with scales that are finite and above 0, got "
+                "others in row 1: groups of zeros have the scale 1, as sf.solve.grid",
+            )
+            for scale in (0.0, -1.0, torch.nan, torch.inf)
+        ],
     ],
 )
 def test_what_does_not_fit_is_refused(make, error, text):
