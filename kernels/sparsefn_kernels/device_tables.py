@@ -5,10 +5,10 @@ to.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,30 +24,29 @@ _AT_ONCE = (
 )
 
 
-def write(rows: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
-    """The numbers of some rows end to end on a device, and behind them memory that
-    nothing reads.
+def write(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+    """Numbers on a device, in one row, and behind them memory that nothing reads.
 
     They are copied from pinned memory, for which nothing waits. Where a graph is
     captured they go along with launches instead: a graph that replays a copy would read
     memory of the host that is long gone.
     """
-    numbers = list(itertools.chain.from_iterable(rows))
-    room = len(numbers) + _AT_ONCE[-1]
+    row = numbers.reshape(-1)
+    room = len(row) + _AT_ONCE[-1]
     table = torch.empty(room, dtype=torch.int64, device=device)
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        by_launches(numbers, table)
+        by_launches(row.tolist(), table)
     else:
-        by_copy(numbers, table)
+        by_copy(row, table)
     return table
 
 
-def by_copy(numbers: Sequence[int], table: Tensor) -> None:
+def by_copy(row: npt.NDArray[np.int64], table: Tensor) -> None:
     """Write numbers to the start of a table, by one copy."""
-    host = torch.from_numpy(np.fromiter(numbers, np.int64, len(numbers)))
+    host = torch.from_numpy(row)
     if table.device.type == "cuda":
         host = host.pin_memory()  # torch keeps it until the copy is done
-    table[: len(numbers)].copy_(host, non_blocking=True)
+    table[: len(row)].copy_(host, non_blocking=True)
 
 
 def by_launches(numbers: Sequence[int], table: Tensor) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from sparsefn._engine.numbers import batch_first
 from sparsefn._engine.processes import Extent
 from sparsefn_kernels.device_tables import on, write
 from sparsefn_kernels.source import threefry as source
-from sparsefn_kernels.tables import Drawn, steps
+from sparsefn_kernels.tables import Drawn, addresses, steps
 
 _BLOCK = 1024
 
@@ -73,22 +73,21 @@ def _leaves(
     digits: int,
 ) -> list[Tensor]:
     outs = [torch.empty(n, dtype=dtype, device=keys.device) for n in sizes]
-    ends = [0, *accumulate(-(-n // _BLOCK) for n in sizes)]
-    rows = [
-        Drawn(x.data_ptr(), x.numel(), first)
-        for x, first in zip(outs, ends, strict=False)
-    ]
-    if ends[-1]:
+    size = np.array(sizes, np.int64)
+    chunks = -(-size // _BLOCK)
+    ends = chunks.cumsum()
+    drawn = Drawn(addresses(outs), size, ends - chunks)
+    if size.any():
         with on(keys.device):
-            source.draw_leaves[(ends[-1],)](
-                write(rows, keys.device),
-                len(rows),
+            source.draw_leaves[(int(ends[-1]),)](
+                write(np.stack(drawn, 1), keys.device),
+                len(outs),
                 keys.contiguous(),
                 XOR0=xor0,
                 XOR1=xor1,
                 KIND=kind,
                 DIGITS=digits,
-                STEPS=steps(len(rows)),
+                STEPS=steps(len(outs)),
                 B=_BLOCK,
                 enable_fp_fusion=False,
             )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -132,7 +133,8 @@ def _how(leaves: Sequence[Leaf]) -> dict[str, int | bool]:
 
 
 def _tables(made: Plan, device: torch.device) -> tuple[Tensor, Tensor]:
-    table = write([*made.spans, *made.lots], device)
+    numbers = [x for row in (*made.spans, *made.lots) for x in row]
+    table = write(np.array(numbers, np.int64), device)
     return table, table[len(made.spans) * len(Span._fields) :]
 
 

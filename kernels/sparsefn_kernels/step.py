@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from sparsefn._engine.leaves import lists
 from sparsefn._engine.transforms import differentiated, transformed
 from sparsefn_kernels.device_tables import on, write
 from sparsefn_kernels.source import step as source
-from sparsefn_kernels.tables import Stepped, address, steps
+from sparsefn_kernels.tables import Column, Stepped, addresses, steps
 
 # a param, its mask, its gradient and its moments
 Rows: TypeAlias = Sequence[tuple[Tensor, ...]]
@@ -32,30 +32,39 @@ def takes(rows: Rows, numbers: Sequence[Tensor]) -> bool:
     ones, on one device. Where there are others among them, or a gradient is wanted, it
     takes none.
     """
-    device = numbers[0].device
-    floats = [(p, *rest) for p, _, *rest in rows]
-    if transformed() or not any(p.numel() for p, *_ in rows):
+    if not rows or transformed():
         return False
-    if torch.is_grad_enabled() and differentiated(
-        *numbers, *(x for row in floats for x in row)
-    ):
+    device = numbers[0].device
+    params, masks, grads, *moments = map(list, zip(*rows, strict=True))
+    if not any(map(Tensor.numel, params)):
+        return False
+    floats = [x for column in (params, grads, *moments) for x in column]
+    if torch.is_grad_enabled() and differentiated(*numbers, *floats):
         return False
     count, *others = numbers
     if count.dtype != torch.int64 or any(x.dtype != torch.float64 for x in others):
         return False
     if not all(x.device == device and not x.ndim for x in numbers):
         return False
-    like = [
-        (*row, mask) if mask.ndim else row
-        for row, (_, mask, *_) in zip(floats, rows, strict=True)
-    ]
+    sparse = [i for i, mask in enumerate(masks) if mask.ndim]
+    own_masks = [masks[i] for i in sparse]
+    dense = all(map(Tensor.is_contiguous, params))
     return (
-        all(x.dtype == torch.float32 for row in floats for x in row)
-        and all(
-            x.device == device and x.shape == row[0].shape for row in like for x in row
-        )
-        and all(mask.dtype == torch.bool for _, mask, *_ in rows)
-        and all(map(lists.alike, like))
+        {x.dtype for x in floats} == {torch.float32}
+        and {x.dtype for x in masks} == {torch.bool}
+        and {x.device for x in (*floats, *own_masks)} == {device}
+        and (dense or all(lists.alike([p]) for p in params))
+        and _lie_alike([params[i] for i in sparse], own_masks)
+        and all(_lie_alike(params, column) for column in (grads, *moments))
+    )
+
+
+def _lie_alike(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    # Whether the tensors of each pair have one shape and the same strides.
+    shapes = [x.shape for x in ones]
+    strides = list(map(Tensor.stride, ones))
+    return shapes == [x.shape for x in others] and strides == list(
+        map(Tensor.stride, others)
     )
 
 
@@ -215,7 +224,7 @@ def _(
 
 
 def _like(*lists: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.empty_like(x) for some in lists for x in some]
+    return [x for some in lists for x in map(torch.empty_like, some)]
 
 
 def _word(number: float) -> int:
@@ -232,22 +241,18 @@ def _table(
     # The table, the number of chunks, and whether all memory starts at a multiple of 16
     # bytes.
     n = len(params)
-    ends = [0, *accumulate(-(-p.numel() // _BLOCK) for p in params)]
-    rows = []
-    for i, p in enumerate(params):
-        old = [
-            address(p),
-            address(masks[i]),
-            address(grads[i]),
-            *(address(some[i]) for some in moments),
-        ]
-        new = [address(x) for x in outs[i::n]]
-        rows.append(
-            Stepped._make([*_filled(old, 5), *_filled(new, 3), p.numel(), ends[i]])
-        )
-    aligned = all(at % 16 == 0 for row in rows for at in row[:-2])
-    return write(rows, params[0].device), ends[-1], aligned
+    sizes = np.fromiter(map(Tensor.numel, params), np.int64, n)
+    chunks = -(-sizes // _BLOCK)
+    ends = chunks.cumsum()
+    old = [addresses(some) for some in (params, masks, grads, *moments)]
+    new = [addresses(outs[i : i + n]) for i in range(0, len(outs), n)]
+    columns = [*_filled(old, 5), *_filled(new, 3), sizes, ends - chunks]
+    rows = np.stack(Stepped._make(columns), 1)
+    aligned = not (rows[:, :-2] % 16).any()
+    return write(rows, params[0].device), int(ends[-1]), aligned
 
 
-def _filled(addresses: Sequence[int], n: int) -> list[int]:
-    return [*addresses, *[0] * (n - len(addresses))]
+def _filled(columns: Sequence[Column], n: int) -> list[Column]:
+    # Zeros are the addresses of what there is not.
+    absent = np.zeros_like(columns[0])
+    return [*columns, *[absent] * (n - len(columns))]

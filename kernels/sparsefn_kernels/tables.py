@@ -10,9 +10,13 @@ nothing is kept between calls and no value is read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
+
+Column: TypeAlias = npt.NDArray[np.int64]
 
 
 class Tuning(NamedTuple):
@@ -60,28 +64,30 @@ class Lot(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A tensor of draws: its address, its size, and its first chunk."""
+    """Tensors of draws, a number each in every column: addresses, sizes, and first
+    chunks.
+    """
 
-    out: int
-    size: int
-    first_chunk: int
+    out: Column
+    size: Column
+    first_chunk: Column
 
 
 class Stepped(NamedTuple):
-    """A tensor that an optimizer moves: addresses, 0 for what it lacks, its size and
-    its first chunk.
+    """Tensors that an optimizer moves, a number each in every column: addresses, 0 for
+    what there is not, their sizes and their first chunks.
     """
 
-    param: int
-    mask: int
-    grad: int
-    first: int
-    second: int
-    new_param: int
-    new_first: int
-    new_second: int
-    size: int
-    first_chunk: int
+    param: Column
+    mask: Column
+    grad: Column
+    first: Column
+    second: Column
+    new_param: Column
+    new_first: Column
+    new_second: Column
+    size: Column
+    first_chunk: Column
 
 
 class Leaf(NamedTuple):
@@ -155,6 +161,11 @@ def plan(leaves: Sequence[Leaf], joint: bool, t: Tuning) -> Plan:
 def address(x: Tensor | None) -> int:
     """Where the memory of a tensor starts, or 0 for none."""
     return 0 if x is None else x.data_ptr()
+
+
+def addresses(tensors: Sequence[Tensor | None]) -> Column:
+    """The address of each tensor, 0 for none."""
+    return np.array([0 if x is None else x.data_ptr() for x in tensors], np.int64)
 
 
 def steps(many: int) -> int:
