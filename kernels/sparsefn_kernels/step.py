@@ -75,11 +75,13 @@ def adam(
     eps: float,
     decay: float,
     decoupled: bool,
+    clear: bool,
 ) -> tuple[list[tuple[Tensor, ...]], list[Tensor]] | None:
     """New params and moments of a step of Adam, and the new count and powers; None for
     rows that it does not take.
 
-    `numbers` are the count, the powers of the betas and the rate.
+    `numbers` are the count, the powers of the betas and the rate; with `clear`, moments
+    are +0.0 off the masks.
     """
     if not takes(rows, numbers):
         return None
@@ -94,6 +96,7 @@ def adam(
         list(numbers),
         [*betas, eps, decay],
         how,
+        clear,
     )
     n = len(params)
     return list(zip(made[:n], made[n : 2 * n], made[2 * n : 3 * n], strict=True)), made[
@@ -102,19 +105,31 @@ def adam(
 
 
 def sgd(
-    rows: Rows, numbers: Sequence[Tensor], momentum: float, nesterov: bool, decay: float
+    rows: Rows,
+    numbers: Sequence[Tensor],
+    momentum: float,
+    nesterov: bool,
+    decay: float,
+    clear: bool,
 ) -> tuple[list[tuple[Tensor, ...]], Tensor] | None:
     """New params and momenta of a step of SGD, and the new count; without momentum the
     params alone.
 
-    `numbers` are the count and the rate.
+    `numbers` are the count and the rate; with `clear`, momenta are +0.0 off the masks.
     """
     if not takes(rows, numbers):
         return None
     params, masks, grads, *first = map(list, zip(*rows, strict=True))
     moments = first[0] if momentum else []
     made = _sgd(
-        params, _sparse(masks), grads, moments, *numbers, [momentum, decay], nesterov
+        params,
+        _sparse(masks),
+        grads,
+        moments,
+        *numbers,
+        [momentum, decay],
+        nesterov,
+        clear,
     )
     *tensors, new_count = made
     n = len(params)
@@ -135,6 +150,7 @@ def _adam(
     numbers: Sequence[Tensor],
     constants: Sequence[float],
     how: int,
+    clear: bool,
 ) -> list[Tensor]:
     device = params[0].device
     outs = _like(params, first, second)
@@ -152,6 +168,7 @@ def _adam(
             *new,
             *map(_word, constants),
             DECAY=how,
+            CLEAR=clear,
             ALIGNED=aligned,
             STEPS=steps(len(params)),
             B=_BLOCK,
@@ -183,6 +200,7 @@ def _sgd(
     rate: Tensor,
     constants: Sequence[float],
     nesterov: bool,
+    clear: bool,
 ) -> list[Tensor]:
     device = params[0].device
     outs = _like(params, first)
@@ -203,6 +221,7 @@ def _sgd(
             DECAY=decay != 0,
             MOMENTUM=momentum != 0,
             NESTEROV=nesterov,
+            CLEAR=clear,
             ALIGNED=aligned,
             STEPS=steps(len(params)),
             B=_BLOCK,

@@ -124,12 +124,13 @@ def test_steps_are_launched_as_they_are_written(launched):
                 1e-8,
                 decay,
                 decoupled,
+                True,
             )
             assert [x.shape for x in moved[1]] == [(5, 7)] * 3 and [
                 x.ndim for x in new
             ] == [0] * 3
         for momentum, nesterov in ((0.0, False), (0.9, False), (0.9, True)):
             cut = [row[: 4 if momentum else 3] for row in rows]
-            moved, _ = step.sgd(cut, [count, number], momentum, nesterov, 0.1)
+            moved, _ = step.sgd(cut, [count, number], momentum, nesterov, 0.1, False)
             assert [len(row) for row in moved] == [2 if momentum else 1] * 2
     assert set(launched) == {"adam", "sgd", "write_table"}

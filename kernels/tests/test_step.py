@@ -81,25 +81,31 @@ def same(got, want):
         assert torch.equal(a.isnan() | a.signbit(), b.isnan() | b.signbit())
 
 
-def by_formula(optimizer, grads, state, params, masks, patch):
+def zeroed(mask, x):
+    return torch.where(mask, x, torch.zeros(()))
+
+
+def by_formula(optimizer, grads, state, params, masks, clear, patch):
     # `update` on masked gradients, leaf by leaf in torch; the updates are added on the
     # masks.
     with without(), patch.context() as off:
         off.setattr(blockwise, "flat_memory", lambda *tensors, **least: None)
-        bare = {
-            path: torch.where(masks[path], g, torch.zeros(()))
-            for path, g in grads.items()
-        }
+        bare = optree.tree_map(zeroed, masks, grads)
         updates, new = optimizer.update(bare, state, params=params)
+    if clear:
+        moments = [name for name in ("mu", "nu", "momentum") if getattr(new, name, ())]
+        for name in moments:
+            tree = optree.tree_map(zeroed, masks, getattr(new, name))
+            new = new._replace(**{name: tree})
     return {
         path: torch.where(masks[path], p + updates[path], p)
         for path, p in params.items()
     }, new
 
 
-def by_kernel(optimizer, grads, state, params, masks):
+def by_kernel(optimizer, grads, state, params, masks, clear):
     with np.errstate(all="ignore"):  # the interpreter computes with numpy
-        return optimizer.under_masks(grads, state, params, masks)
+        return optimizer.under_masks(grads, state, params, masks, clear)
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +129,10 @@ def aligned():
     st.lists(LEAF, min_size=1, max_size=4),
     st.sampled_from(list(MADE)),
     st.booleans(),
+    st.booleans(),
     st.integers(0, 2**32 - 1),
 )
-def test_steps_have_the_bits_of_the_formula(aligned, leaves, name, odd, seed):
+def test_steps_have_the_bits_of_the_formula(aligned, leaves, name, odd, clear, seed):
     patch, draw = pytest.MonkeyPatch(), torch.Generator().manual_seed(seed)
     optimizer, table = MADE[name], kernels._table
     params = {
@@ -148,14 +155,14 @@ def test_steps_have_the_bits_of_the_formula(aligned, leaves, name, odd, seed):
             path: laid_out(filled(p.shape, odd, draw), hows[path])
             for path, p in params.items()
         }
-        want = by_formula(optimizer, grads, state, params, masks, patch)
+        want = by_formula(optimizer, grads, state, params, masks, clear, patch)
         with patch.context() as watched:
             watched.setattr(
                 kernels,
                 "_table",
                 lambda *args: (made := table(*args), aligned.update([made[2]]))[0],
             )
-            got = by_kernel(optimizer, grads, state, params, masks)
+            got = by_kernel(optimizer, grads, state, params, masks, clear)
         if not sum(p.numel() for p in params.values()):
             assert got is None
             return
@@ -203,8 +210,8 @@ def test_under_transforms_they_are_left_to_torch():
 
 def test_nothing_is_written_to():
     rows = [tuple(x.clone() for x in ROW)]
-    kernels.adam(rows, NUMBERS, (0.9, 0.99), 1e-8, 0.1, True)
-    kernels.sgd(rows, NUMBERS[:2], 0.9, True, 0.1)
+    kernels.adam(rows, NUMBERS, (0.9, 0.99), 1e-8, 0.1, True, True)
+    kernels.sgd(rows, NUMBERS[:2], 0.9, True, 0.1, True)
     assert all(map(torch.equal, rows[0], ROW)) and [x.item() for x in NUMBERS] == [
         1,
         0.5,
@@ -219,12 +226,21 @@ def test_the_operators_are_what_they_say_they_are():
     masks = [X > 0, None]
     tests = ("test_schema", "test_faketensor")
     constants = [0.9, 0.99, 1e-8, 0.1]
-    args = (params, masks, grads, first, second, NUMBERS, constants, 1)
+    args = (params, masks, grads, first, second, NUMBERS, constants, 1, True)
     torch.library.opcheck(
         torch.ops.sparsefn_kernels.adam_under_masks.default, args, test_utils=tests
     )
     for moments, momentum in ((first, 0.9), ([], 0.0)):
-        args = (params, masks, grads, moments, *NUMBERS[:2], [momentum, 0.1], False)
+        args = (
+            params,
+            masks,
+            grads,
+            moments,
+            *NUMBERS[:2],
+            [momentum, 0.1],
+            False,
+            True,
+        )
         torch.library.opcheck(
             torch.ops.sparsefn_kernels.sgd_under_masks.default, args, test_utils=tests
         )

@@ -19,14 +19,15 @@ packages out.
 - `draws_of_leaves(keys, sizes, kind, dtype, domain, digits)`: draws of keys (leaves,
   2), a tensor of each size.
 - `coins(key, chances, places, n)`: the coins of `draws.flips`.
-- `adam(rows, numbers, betas, eps, decay, decoupled)`: a step under masks. A row is a
-  param, its mask, gradient and moments; `numbers` are the count, the powers of the
-  betas and the rate. Gives the new param and moments of each row, and the new count and
-  powers. None in place of a row's leaves it to this library.
+- `adam(rows, numbers, betas, eps, decay, decoupled, clear)`: a step under masks. A row
+  is a param, its mask, gradient and moments; `numbers` are the count, the powers of the
+  betas and the rate. With `clear`, moments are +0.0 off the masks. Gives the new param
+  and moments of each row, and the new count and powers. None in place of a row's leaves
+  it to this library.
 - `adam_updates(rows, numbers, betas, eps, decay, decoupled)`: without masks. A row is
   the moments, the gradient and the param; gives its update and new moments.
-- `sgd(rows, numbers, momentum, nesterov, decay)`: the same; `numbers` are the count and
-  the rate.
+- `sgd(rows, numbers, momentum, nesterov, decay, clear)`: as `adam`; `numbers` are the
+  count and the rate.
 """
 
 from __future__ import annotations

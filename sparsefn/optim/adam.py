@@ -185,11 +185,11 @@ def _adam(
         return update, AdamState(count, mu, nu, *powers)
 
     def under_masks(
-        grads: Tree, state: AdamState, params: Tree, masks: Tree
+        grads: Tree, state: AdamState, params: Tree, masks: Tree, clear: bool = False
     ) -> tuple[Tree, AdamState] | None:
         trees = (params, masks, grads, (state.mu, state.nu))
         old = (state.count, state.decay1, state.decay2)
-        made = base.under_masks("adam", trees, lr, old, updates, *options)
+        made = base.under_masks("adam", trees, lr, old, updates, clear, *options)
         if made is None:
             return None
         (new, mu, nu), (count, *powers) = made

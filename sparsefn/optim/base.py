@@ -34,9 +34,7 @@ backends.BACKENDS |= {
 class _Pair(NamedTuple):
     init: Callable[[Tree], Tree]
     update: Callable[..., tuple[Tree, Tree]]
-    under_masks: Callable[[Tree, Tree, Tree, Tree], tuple[Tree, Tree] | None] | None = (
-        None
-    )
+    under_masks: Callable[..., tuple[Tree, Tree] | None] | None = None
 
 
 class Optimizer(Made, _Pair):
@@ -55,11 +53,12 @@ class Optimizer(Made, _Pair):
         update: Function of (grads, state, *, params=None, inplace=False) that gives
             (updates, state). Add the updates to the params. Weight decay needs
             `params`.
-        under_masks: Function of (grads, state, params, masks) that gives
+        under_masks: Function of (grads, state, params, masks, clear=False) that gives
             (params, state): the whole step under masks in one pass, which
             `with_optimizer` then takes. It has the bits of `update` on gradients that
-            are +0.0 off the masks, with the updates added only on the masks; or it
-            gives None where there is no faster way. It is for optimizers that step each
+            are +0.0 off the masks, with the updates added only on the masks, and with
+            `clear` moments of +0.0 off the masks; or it gives None where there is no
+            faster way. It is for optimizers that step each
             entry by itself: in compiled code `with_optimizer` makes their updates from
             whole gradients. None leaves it to `update`. `_replace(update=...)` clears
             it, as it is a way of the old update.
@@ -203,7 +202,13 @@ def by_backend(
 
 
 def under_masks(
-    name: str, trees: Trees, lr: Level, old: Row, formula: Formula, *options: object
+    name: str,
+    trees: Trees,
+    lr: Level,
+    old: Row,
+    formula: Formula,
+    clear: bool,
+    *options: object,
 ) -> tuple[list[Tree], Any] | None:
     """New params, moments and numbers of a step under masks, by the backend of a
     device; None where there is none.
@@ -211,12 +216,13 @@ def under_masks(
     >>> w = torch.ones(2)
     >>> trees = [w], [torch.tensor([True, False])], [w], []
     >>> old = (torch.tensor(0),)
-    >>> under_masks("sgd", trees, 1.0, old, lambda *rows: None, 0.0, False, 0.0)
+    >>> under_masks("sgd", trees, 1.0, old, lambda *rows: None, False, 0.0, False, 0.0)
     ([[tensor([0., 1.])]], tensor(1))
 
-    Gradients count as zero off the masks, and params move only on them. `old` are the
-    numbers of the state, first the count; the rate is appended to them. The formula
-    makes updates and moments of rows of (*moments, gradient, param).
+    Gradients count as zero off the masks, and params move only on them; with `clear`,
+    moments are +0.0 off the masks. `old` are the numbers of the state, first the count;
+    the rate is appended to them. The formula makes updates and moments of rows of
+    (*moments, gradient, param).
     """
     device = old[0].device.type
     # for the CPU it is registered above
@@ -230,12 +236,14 @@ def under_masks(
         old, covers, slopes, *momenta = zip(*left, strict=True)
         seen = leafwise.zeroed(covers, slopes)
         stepped, after = formula(list(zip(*momenta, seen, old, strict=True)), numbers)
-        moved = leafwise.added(covers, old, [row[0] for row in stepped])
-        new = [(x, *row[1:]) for x, row in zip(moved, stepped, strict=True)]
-        return new, after
+        updates, *after_step = zip(*stepped, strict=True)
+        new: list[Sequence[Tensor]] = [leafwise.added(covers, old, updates)]
+        for column in after_step:
+            new.append(leafwise.zeroed(covers, column) if clear else column)
+        return list(zip(*new, strict=True)), after
 
     numbers = (*old, rate_at(lr, old[0]))
-    made = by_backend(name, rows, numbers, masked, *options)
+    made = by_backend(name, rows, numbers, masked, *options, clear)
     if made is None:
         return None
     return trees_of(made[0], len(moments) + 1, rebuild), made[1]

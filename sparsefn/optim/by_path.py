@@ -174,14 +174,14 @@ def _split(
         return from_shares(updates, grads), packed(new)
 
     def under_masks(
-        grads: Tree, state: Tree, params: Tree, masks: Tree
+        grads: Tree, state: Tree, params: Tree, masks: Tree, clear: bool = False
     ) -> tuple[Tree, Tree] | None:
         check_like("grads", grads, params)
         shared = [share(tree, params) for tree in (grads, params, masks)]
         stepped = []
         for optimizer, key, g, p, m in zip(each, keys, *shared, strict=True):
             one_pass = optimizer.under_masks
-            done = None if one_pass is None else one_pass(g, state[key], p, m)
+            done = None if one_pass is None else one_pass(g, state[key], p, m, clear)
             if done is None:
                 return None
             stepped.append(done)

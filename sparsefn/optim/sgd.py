@@ -110,11 +110,12 @@ def sgd(
         return updates, SgdState(count, *new)
 
     def under_masks(
-        grads: Tree, state: SgdState, params: Tree, masks: Tree
+        grads: Tree, state: SgdState, params: Tree, masks: Tree, clear: bool = False
     ) -> tuple[Tree, SgdState] | None:
         trees = (params, masks, grads, moments(state))
         options = (momentum, nesterov, weight_decay)
-        made = base.under_masks("sgd", trees, lr, (state.count,), formula, *options)
+        old = (state.count,)
+        made = base.under_masks("sgd", trees, lr, old, formula, clear, *options)
         if made is None:
             return None
         (moved, *new), count = made

@@ -83,6 +83,7 @@ def _adam_chunk(
     beta2,
     decay,
     DECAY: tl.constexpr,
+    CLEAR: tl.constexpr,
     WHOLE: tl.constexpr,
     B: tl.constexpr,
 ):
@@ -97,6 +98,9 @@ def _adam_chunk(
     if DECAY == 2:
         update = update - shrink * p
     _write(row, NEW_PARAM, offs, inside, tl.where(kept, p + update, p), WHOLE)
+    if CLEAR:
+        m = tl.where(kept, m, 0.0)
+        v = tl.where(kept, v, 0.0)
     _write(row, NEW_FIRST, offs, inside, m, WHOLE)
     _write(row, NEW_SECOND, offs, inside, v, WHOLE)
 
@@ -117,12 +121,13 @@ def adam(
     eps: tl.int64,
     decay: tl.int64,
     DECAY: tl.constexpr,
+    CLEAR: tl.constexpr,
     ALIGNED: tl.constexpr,
     STEPS: tl.constexpr,
     B: tl.constexpr,
 ):
     """A step of Adam of a chunk of a tensor. DECAY: 0 for none, 1 added to the
-    gradient, 2 taken from the update.
+    gradient, 2 taken from the update. CLEAR: moments are +0.0 off the mask.
     """
     c, row, first, numbers = _place(table, many, STEPS, B)
     b1 = _float64(beta1)
@@ -157,6 +162,7 @@ def adam(
             b2,
             wide,
             DECAY,
+            CLEAR,
             True,
             B,
         )
@@ -173,6 +179,7 @@ def adam(
             b2,
             wide,
             DECAY,
+            CLEAR,
             False,
             B,
         )
@@ -189,6 +196,7 @@ def _sgd_chunk(
     DECAY: tl.constexpr,
     MOMENTUM: tl.constexpr,
     NESTEROV: tl.constexpr,
+    CLEAR: tl.constexpr,
     WHOLE: tl.constexpr,
     B: tl.constexpr,
 ):
@@ -197,7 +205,8 @@ def _sgd_chunk(
         g = g + decay * p
     if MOMENTUM:
         b = momentum * _read(row, FIRST, offs, inside, WHOLE) + g
-        _write(row, NEW_FIRST, offs, inside, b, WHOLE)
+        memory = tl.where(kept, b, 0.0) if CLEAR else b
+        _write(row, NEW_FIRST, offs, inside, memory, WHOLE)
         if NESTEROV:
             g = g + momentum * b
         else:
@@ -217,6 +226,7 @@ def sgd(
     DECAY: tl.constexpr,
     MOMENTUM: tl.constexpr,
     NESTEROV: tl.constexpr,
+    CLEAR: tl.constexpr,
     ALIGNED: tl.constexpr,
     STEPS: tl.constexpr,
     B: tl.constexpr,
@@ -230,9 +240,31 @@ def sgd(
     wide = _float64(decay).to(tl.float32)
     if ALIGNED and first + B <= numbers:
         _sgd_chunk(
-            row, first, numbers, speed, keep, wide, DECAY, MOMENTUM, NESTEROV, True, B
+            row,
+            first,
+            numbers,
+            speed,
+            keep,
+            wide,
+            DECAY,
+            MOMENTUM,
+            NESTEROV,
+            CLEAR,
+            True,
+            B,
         )
     else:
         _sgd_chunk(
-            row, first, numbers, speed, keep, wide, DECAY, MOMENTUM, NESTEROV, False, B
+            row,
+            first,
+            numbers,
+            speed,
+            keep,
+            wide,
+            DECAY,
+            MOMENTUM,
+            NESTEROV,
+            CLEAR,
+            False,
+            B,
         )

@@ -30,9 +30,10 @@ def is_exact(made):
 
 
 @pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("clear", [False, True])
 @pytest.mark.parametrize("decay", [0, 1, 2])
-def test_adam_rounds_every_operation(decay, capability):
-    how = {"DECAY": decay, "ALIGNED": True, "STEPS": 6, "B": 1024}
+def test_adam_rounds_every_operation(decay, clear, capability):
+    how = {"DECAY": decay, "CLEAR": clear, "ALIGNED": True, "STEPS": 6, "B": 1024}
     made = built(step.adam, NUMBERS, 4, capability, fused=False, **how)
     assert is_exact(made)
     for operation in ("div.rn.f32", "sqrt.rn.f32", "div.rn.f64", "sqrt.rn.f64"):
@@ -49,6 +50,7 @@ def test_sgd_rounds_every_operation(nesterov, capability):
         "DECAY": True,
         "MOMENTUM": True,
         "NESTEROV": nesterov,
+        "CLEAR": True,
         "ALIGNED": True,
         "STEPS": 6,
         "B": 1024,

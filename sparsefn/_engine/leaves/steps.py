@@ -34,13 +34,14 @@ def sgd_step(
     momentum: float,
     nesterov: bool,
     weight_decay: float,
+    clear: bool,
 ) -> tuple[Results, Tensor] | None:
     """A step of SGD under masks, as `optim/sgd.py` has it.
 
     >>> from sparsefn._engine.leaves import steps
     >>> p, mask = torch.ones(3), torch.tensor([True, True, False])
     >>> numbers = torch.tensor(0), torch.tensor(0.5, dtype=torch.float64)
-    >>> rows, count = steps.sgd_step([(p, mask, p)], numbers, 0.0, False, 0.0)
+    >>> rows, count = steps.sgd_step([(p, mask, p)], numbers, 0.0, False, 0.0, False)
     >>> rows[0][0], count
     (tensor([0.5000, 0.5000, 1.0000]), tensor(1))
     """
@@ -72,6 +73,8 @@ def sgd_step(
                 else:
                     g = buffer
             _descend(wide, p, np.multiply(g, size, out=extra), new)
+            if momentum and clear:
+                _cover(wide, buffer, buffer)
 
     overwrites = (0, 3) if momentum else (0,)
     return _results(rows, len(overwrites), overwrites, kernel), count + 1
@@ -84,6 +87,7 @@ def adam_step(
     eps: float,
     weight_decay: float,
     decoupled: bool,
+    clear: bool,
 ) -> tuple[Results, Row] | None:
     """A step of Adam under masks, as `optim/adam.py` has it."""
     if constants(numbers) is None:
@@ -95,12 +99,15 @@ def adam_step(
 
         def masked() -> Blocks:
             # Each block with its gradient masked. When the next block is asked for,
-            # this one has its update.
+            # this one has its update and its moments.
             for p, mask, gradient, m, v, new, mu, nu in blocks:
                 g, update, wide = (x[: p.size] for x in buffers)
                 _zero(mask, gradient, g, wide)
                 yield m, v, g, p, update, mu, nu
                 _descend(wide, p, update, new)
+                if clear:
+                    _cover(wide, mu, mu)
+                    _cover(wide, nu, nu)
 
         write_adam(step, 1, masked())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -167,8 +168,8 @@ def counts_of_rows(
     tensor([3, 3, 1, 2])
     """
     one_each = max(rows, default=1) == 1
-    others = [count for count in counts if not isinstance(count, int)]
-    if (device.type == "cpu" or one_each) and not others:
+    ints = all(map(isinstance, counts, repeat(int)))
+    if (device.type == "cpu" or one_each) and ints:
         listed: list[int] = []
         for count, n in zip(counts, rows, strict=True):
             listed += [count] * n  # type: ignore[list-item]

@@ -63,19 +63,24 @@ class Stepped(NamedTuple):
     """The state after the optimizer's step.
 
     In compiled code `whole` is the optimizer's state with moments that are right on the
-    support, and that need not wait for the mask.
+    support, and that need not wait for the mask. `zero_off` is a support off which all
+    moments are +0.0; None where there is none.
     """
 
     state: State
     whole: Tree = None
+    zero_off: Tree = None
 
 
 class Descent:
     """An optimizer for the tree of a view: see `with_optimizer`."""
 
-    def __init__(self, optimizer: foreign.ForeignOptimizer, view: TrainView) -> None:
+    def __init__(
+        self, optimizer: foreign.ForeignOptimizer, view: TrainView, clear: bool
+    ) -> None:
         self.optimizer = optimizer
         self.view = view
+        self.clear = clear  # nobody reads moments off the support
         self._name = foreign.name_of(optimizer)
         self._primed = False
         own = view.put is masked_view.put and view.grads is masked_view.grads
@@ -112,7 +117,7 @@ class Descent:
         skips = skip(step)
         return choose(  # type: ignore[no-any-return]
             ~skips if isinstance(skips, Tensor) else not skips,
-            lambda now: self._step(now.state, grads, step),
+            lambda now: self._step(now.state, grads, step)._replace(zero_off=None),
             Stepped(state, state.opt if is_compiling() else None),
         )
 
@@ -127,11 +132,13 @@ class Descent:
         trained = _trained(view, state)
         self.prime(state)
         if self._under_masks is not None:
-            done = self._under_masks(grads, state.opt, trained, support_of(state))
+            support = support_of(state)
+            done = self._under_masks(grads, state.opt, trained, support, self.clear)
             if done is not None:
                 params, opt = done
                 new = state._replace(params=params, opt=opt)
-                return Stepped(new, opt if compiled else None)
+                whole = opt if compiled else None
+                return Stepped(new, whole, support if self.clear else None)
         # No name here refers to the masked gradient: its memory is free for the new
         # weights.
         updates, opt = optimizer.update(
@@ -235,7 +242,7 @@ class Moments:
         """
         if not (self.mask_moments or self.reset_grown):
             return state
-        stepped, whole = after
+        stepped, whole, zero_off = after
         both = self.mask_moments and self.reset_grown
         opt = whole if whole is not None and both else stepped.opt
         view = self.view
@@ -252,6 +259,16 @@ class Moments:
             return state
         leaves, rebuild = opened(opt)
         owned = self._owned(opt, leaves, trained, weights, sparse)
+        if zero_off is not None and owned:
+            changes = [
+                support is not old or _is_moved(weight, before)
+                for (support, _, weight, before), old in zip(
+                    rows, leaves_of(zero_off), strict=True
+                )
+            ]
+            owned = {i: own for i, own in owned.items() if changes[i]}
+        if not owned:
+            return state._replace(opt=opt)
         owning = [rows[owner] for owner in owned]
         places = list(owned.values())
         first = self._first_values(trained, owning)

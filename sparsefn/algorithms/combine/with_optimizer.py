@@ -145,7 +145,9 @@ def with_optimizer(
                 f"sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), got {got}"
             )
     mask_update = update_of(algorithm)
-    optimizer_step = Descent(optimizer, algorithm.view)
+    optimizer_step = Descent(
+        optimizer, algorithm.view, clear=mask_moments and reset_grown
+    )
     moments = Moments(optimizer, algorithm.view, mask_moments, reset_grown)
 
     def init(params: Tree) -> State:
