@@ -3,13 +3,16 @@ that nothing else is left.
 
     python benchmarks/overhead.py
     python benchmarks/overhead.py --device-path   # as on a GPU, counted without one
-    python benchmarks/overhead.py --json          # calls a leaf alone, both ways
+    python benchmarks/overhead.py --kernels       # the same with kernels in Triton
+    python benchmarks/overhead.py --json          # calls a leaf alone, all ways
     python benchmarks/overhead.py --top 20        # which functions take the time
 
 There are 54 leaves of 8 x 8. With `--device-path` CPU tensors take the way of tensors
-on a GPU without kernels: lists of tensors, joined competitions, and no numpy. Calls are
-counted by cProfile, calls of functions in C included; their number depends on the
-versions of Python and torch.
+on a GPU without kernels: lists of tensors, joined competitions, and no numpy. With
+`--kernels` they take the way of tensors on a GPU with kernels, and no kernel is
+launched: what is left is the work of the host. Calls are counted by cProfile, calls of
+functions in C included, but for calls that C makes, as `map` does; their number depends
+on the versions of Python and torch.
 """
 
 import argparse
@@ -19,12 +22,14 @@ import gc
 import json
 import pstats
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 import torch
 from _loops import attached_step
 from _timing import write
@@ -32,7 +37,7 @@ from torch import Tensor, nn
 
 import sparsefn as sf
 from sparsefn._engine import transforms
-from sparsefn._engine.backends import has_backend
+from sparsefn._engine.backends import BACKENDS, has_backend
 from sparsefn._engine.draws import leaf_draws
 from sparsefn._engine.leaves import leafwise, lists
 from sparsefn._engine.selection import batches, dispatch
@@ -41,7 +46,11 @@ from sparsefn.masks import select
 
 LEAVES = 54
 SIDE = 8
+KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 NEVER = 10**6  # steps until an attached optimizer changes masks
+
+
+Cases = dict[str, Callable[[], object]]
 
 
 class Row(NamedTuple):
@@ -83,6 +92,43 @@ def device_path() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def kernels_path() -> Iterator[None]:
+    """CPU tensors take the way that tensors on a GPU with kernels take. Nothing is
+    launched, so that results have no values.
+    """
+    sys.path.insert(0, str(KERNELS))
+    from triton.runtime.jit import JITFunction
+
+    from sparsefn_kernels import device_tables
+    from sparsefn_kernels.seams import backends_for
+
+    def by_copy(numbers: list[int], table: Tensor) -> None:
+        device_tables.by_copy(np.array(numbers, np.int64), table)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(BACKENDS, backends_for("cpu"), clear=True))
+        stack.enter_context(
+            mock.patch.object(JITFunction, "run", lambda self, *args, **options: None)
+        )
+        # a CUDA device copies its tables, unless a graph is captured
+        stack.enter_context(mock.patch.object(device_tables, "by_launches", by_copy))
+        stack.enter_context(device_path())
+        yield
+
+
+WAYS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
+    "cpu": contextlib.nullcontext,
+    "device": device_path,
+    "kernels": kernels_path,
+}
+TITLES = {
+    "cpu": "on a CPU",
+    "device": "on the device's path",
+    "kernels": "on the device's path, with kernels that are not launched",
+}
+
+
 def tree(seed: int) -> dict[str, Tensor]:
     """The leaves."""
     generator = torch.Generator().manual_seed(seed)
@@ -97,10 +143,10 @@ def rigl(**options: object) -> sf.Algorithm:
     return sf.rigl(0.5, init="magnitude", **options)  # type: ignore[arg-type]
 
 
-def updates() -> dict[str, Callable[[], object]]:
+def updates() -> Cases:
     """Updates that change masks, and steps of optimizers that do or do not."""
     params, grads = tree(0), tree(1)
-    calls: dict[str, Callable[[], object]] = {}
+    calls: Cases = {}
     algorithms = {"rigl": rigl(), "set": sf.set(0.5), "gmp": sf.gmp(0.5, steps=1000)}
     for name, algorithm in algorithms.items():
         state = algorithm.init(params)
@@ -131,7 +177,7 @@ def attached_adam() -> Callable[[], object]:
     return attached_step(algorithm, leaves, list(tree(1).values()), foreach=True)
 
 
-def cases() -> dict[str, Callable[[], object]]:
+def cases() -> Cases:
     """All calls by name."""
     return {
         **updates(),
@@ -171,19 +217,19 @@ def milliseconds(call: Callable[[], object], rounds: int) -> float:
     return statistics.median(times) * 1e3
 
 
-def counts() -> dict[str, float]:
+def counts(some: Cases) -> dict[str, float]:
     """Calls a leaf of each case, the fewest of three profiles, without a clock."""
     found = {}
-    for name, call in cases().items():
+    for name, call in some.items():
         fewest = min(calls_of(profiled(call)) for _ in range(3))
         found[name] = round(fewest / LEAVES, 1)
     return found
 
 
-def measured(top: int, rounds: int) -> list[Row]:
+def measured(some: Cases, top: int, rounds: int) -> list[Row]:
     """A row of each case, printed as it is made."""
     rows = []
-    for name, call in cases().items():
+    for name, call in some.items():
         stats = profiled(call)
         calls = calls_of(stats)
         row = Row(name, calls, calls / LEAVES, milliseconds(call, rounds))
@@ -202,8 +248,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--device-path", action="store_true", help="the way of tensors on a GPU"
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument(
+        "--device-path",
+        dest="way",
+        action="store_const",
+        const="device",
+        default="cpu",
+        help="the way of tensors on a GPU",
+    )
+    ways.add_argument(
+        "--kernels",
+        dest="way",
+        action="store_const",
+        const="kernels",
+        help="the way of tensors on a GPU with kernels, of which none is launched",
     )
     parser.add_argument("--json", action="store_true", help="numbers only")
     parser.add_argument(
@@ -222,15 +281,17 @@ def main() -> None:
     options.quick = options.smoke
     torch.set_num_threads(1)
     if options.json:
-        found = {"cpu": counts()}
-        with device_path():
-            found["device"] = counts()
+        found = {}
+        for name, way in WAYS.items():
+            made = cases()  # first masks are no masks where nothing is launched
+            with way():
+                found[name] = counts(made)
         print(json.dumps(found))
         return
-    way = device_path() if options.device_path else contextlib.nullcontext()
-    title = "on the device's path" if options.device_path else "on a CPU"
-    with way:
-        rows = measured(options.top, 1 if options.smoke else 15)
+    title = TITLES[options.way]
+    made = cases()
+    with WAYS[options.way]():
+        rows = measured(made, options.top, 1 if options.smoke else 15)
     write("overhead", {f"updates of 54 leaves of 8 x 8, {title}": rows}, options)
 
 

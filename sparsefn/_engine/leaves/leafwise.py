@@ -175,9 +175,10 @@ def _chosen(
     rows: list[Row] = []
     results = list(trees[0])
     sparse = sparse_among(masks, trees[0])
+    sizes = list(map(Tensor.numel, masks))
     in_memory: set[int] = set()
     for i, (mask, *leaves) in enumerate(zip(masks, *trees, strict=True)):
-        if not sparse[i] or not mask.is_cpu or mask.numel() < least:
+        if not sparse[i] or not mask.is_cpu or sizes[i] < least:
             continue
         flat = _words(mask, *leaves)
         if flat is not None:
@@ -229,21 +230,22 @@ def added(
     [tensor([1.5000, 2.0000])]
     """
     rows: list[Row] = []
-    results: list[Tensor] = []
-    left: list[int] = []
+    results = list(old)
+    sparse = sparse_among(masks, old)
+    sizes = list(map(Tensor.numel, old))
+    in_memory: set[int] = set()
     for i, (mask, leaf, update) in enumerate(zip(masks, old, updates, strict=True)):
         # numpy's sum of these has torch's bits
         has_bits = leaf.dtype in (torch.float32, torch.float64)
-        flat = None
-        if has_bits and is_sparse(mask, leaf) and leaf.numel() >= _FEW:
-            flat = _words(mask, leaf, update)
-        if flat is None:
-            left.append(i)
-            results.append(leaf)
-        else:
-            results += append_row(rows, flat, (mask, leaf, update), 1)
+        if not has_bits or not sparse[i] or sizes[i] < _FEW:
+            continue
+        flat = _words(mask, leaf, update)
+        if flat is not None:
+            in_memory.add(i)
+            (results[i],) = append_row(rows, flat, (mask, leaf, update), 1)
     if rows:
         run_blocks(_move, rows)
+    left = [i for i in range(len(results)) if i not in in_memory]
     if left:
         own = _at(left, old)
         sums = lists.foreach(_summed, own, _at(left, updates))

@@ -14,6 +14,8 @@ worked on one by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -140,7 +142,7 @@ def split_like(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
         return parts
     if row.requires_grad:  # a copy of lists has no derivative
         return [part.clone() for part in parts]
-    made = [torch.empty_like(part) for part in parts]
+    made = list(map(torch.empty_like, parts))
     foreach_copy_(made, parts)
     return made
 
@@ -235,10 +237,12 @@ def small_packs(rows: Sequence[Row]) -> list[list[int]]:
     if len(rows) < FEWEST or not is_eager():
         return []
     kinds: list[tuple[torch.dtype, ...] | None] = [None] * len(rows)
+    firsts = [row[0] for row in rows]
+    sizes = list(map(Tensor.numel, firsts))  # as updates ask often
+    contiguous = list(map(Tensor.is_contiguous, firsts))
     for i, row in enumerate(rows):
-        first = row[0]
-        shape = first.shape
-        if not first.is_cpu or first.numel() > SMALL or not first.is_contiguous():
+        shape = firsts[i].shape
+        if not firsts[i].is_cpu or sizes[i] > SMALL or not contiguous[i]:
             continue
         kind: tuple[torch.dtype, ...] = ()
         for x in row:
@@ -325,13 +329,13 @@ class TensorList:
         """The numbers in a dtype."""
         if dtype == self.dtype:
             return self
-        made = [torch.empty_like(x, dtype=dtype) for x in self.tensors]
+        made = list(map(partial(torch.empty_like, dtype=dtype), self.tensors))
         foreach_copy_(made, self.tensors)
         return TensorList(made)
 
     def view(self, dtype: torch.dtype) -> TensorList:
         """The same memory, as a dtype of the same size."""
-        return TensorList([x.view(dtype) for x in self.tensors])
+        return TensorList(list(map(Tensor.view, self.tensors, repeat(dtype))))
 
     def double(self) -> TensorList:
         """The numbers in float64."""
@@ -349,17 +353,7 @@ class TensorList:
 
     def __add__(self, other: Other) -> TensorList:
         if isinstance(other, Tensor):  # torch would read the number of some devices
-            widest = max([x.numel() for x in self.tensors])
-            same = other.expand(widest).contiguous()
-            addends = []
-            for x in self.tensors:
-                dense = alike([x])
-                addends.append(
-                    same.as_strided(x.shape, x.stride())
-                    if dense
-                    else other.expand(x.shape)
-                )
-            other = TensorList(addends)
+            other = self._filled(other)
         return self._by(foreach_add, other)
 
     def __sub__(self, other: TensorList) -> TensorList:
@@ -378,6 +372,19 @@ class TensorList:
 
     def __or__(self, other: TensorList) -> TensorList:
         return self._bytes_by(foreach_maximum, other)
+
+    def _filled(self, number: Tensor) -> TensorList:
+        # Tensors of one number that lie as these do. Where these have gaps, they have
+        # strides of 0.
+        widest = max(map(Tensor.numel, self.tensors))
+        same = number.expand(widest).contiguous()
+        shapes = [x.shape for x in self.tensors]
+        strides = list(map(Tensor.stride, self.tensors))
+        dense = list(map(Tensor.is_contiguous, self.tensors))
+        for i, x in enumerate(self.tensors):
+            if not dense[i] and not alike([x]):
+                strides[i] = (0,) * x.ndim
+        return TensorList(list(map(same.as_strided, shapes, strides)))
 
     def _by(self, fn: OfLists, other: Other) -> TensorList:
         return TensorList(

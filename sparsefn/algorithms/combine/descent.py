@@ -191,7 +191,8 @@ def _memories(leaves: Sequence[Tensor]) -> Sequence[int | None]:
         return [None] * len(leaves)
     if not transformed():
         try:
-            return [int(x.untyped_storage()._cdata) for x in leaves]
+            storages = map(Tensor.untyped_storage, leaves)
+            return [storage._cdata for storage in storages]
         except RuntimeError:
             pass
     return [_memory(leaf) for leaf in leaves]

@@ -322,8 +322,7 @@ def dense_gradient(parameter: Tensor, like: Tensor) -> Tensor:
     if grad is None:
         return torch.zeros_like(like)
     grad = grad if grad.layout == torch.strided else grad.to_dense()
-    # quick, as every step asks
-    grad = grad if type(grad) is Tensor else redistributed(grad, like)
+    grad = redistributed(grad, like)
     # it does after backward(create_graph=True)
     return grad.detach() if grad.requires_grad else grad
 
@@ -350,10 +349,14 @@ def dense_gradients(records: Collection[Record]) -> dict[str, Tensor]:
             "copy of a module has parameters of its own, and several optimizers with "
             "closures need an attach each"
         )
-    return {
-        record.name: dense_gradient(record.parameter, record.parameter)
-        for record in records
-    }
+    dense = {}
+    for record in records:
+        grad = record.parameter.grad
+        is_dense = type(grad) is Tensor and grad.layout == torch.strided
+        if grad is None or not is_dense or grad.requires_grad:
+            grad = dense_gradient(record.parameter, record.parameter)
+        dense[record.name] = grad
+    return dense
 
 
 def give(
