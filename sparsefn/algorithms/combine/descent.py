@@ -39,6 +39,7 @@ from sparsefn.core.tree import (
     Tree,
     check_like,
     choose,
+    identical,
     leaves_of,
     opened,
     same_structure,
@@ -247,29 +248,19 @@ class Moments:
         both = self.mask_moments and self.reset_grown
         opt = whole if whole is not None and both else stepped.opt
         view = self.view
+        support = view.support(state)
         trained = _trained(view, state)
-        rows, _ = zipped(
-            view.support(state),
-            view.support(stepped),
-            trained,
-            _trained(view, stepped),
-        )
+        before = _trained(view, stepped)
+        stays = zero_off is not None and identical(support, zero_off)
+        if stays and identical(trained, before):
+            return state._replace(opt=opt)
+        rows, _ = zipped(support, view.support(stepped), trained, before)
         weights = [row[2] for row in rows]
         sparse = sparse_among([row[0] for row in rows], weights)
         if not any(sparse):
             return state
         leaves, rebuild = opened(opt)
         owned = self._owned(opt, leaves, trained, weights, sparse)
-        if zero_off is not None and owned:
-            changes = [
-                support is not old or _is_moved(weight, before)
-                for (support, _, weight, before), old in zip(
-                    rows, leaves_of(zero_off), strict=True
-                )
-            ]
-            owned = {i: own for i, own in owned.items() if changes[i]}
-        if not owned:
-            return state._replace(opt=opt)
         owning = [rows[owner] for owner in owned]
         places = list(owned.values())
         first = self._first_values(trained, owning)
