@@ -186,12 +186,10 @@ def _adam(
 
     def under_masks(
         grads: Tree, state: AdamState, params: Tree, masks: Tree, clear: bool = False
-    ) -> tuple[Tree, AdamState] | None:
+    ) -> tuple[Tree, AdamState]:
         trees = (params, masks, grads, (state.mu, state.nu))
         old = (state.count, state.decay1, state.decay2)
         made = base.under_masks("adam", trees, lr, old, updates, clear, *options)
-        if made is None:
-            return None
         (new, mu, nu), (count, *powers) = made
         return new, AdamState(count, mu, nu, *powers)
 

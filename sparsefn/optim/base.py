@@ -21,6 +21,8 @@ Row = tuple[Tensor, ...]  # of one leaf: what goes into its step, or what comes 
 Rebuild = Callable[[Sequence[Tensor]], Tree]
 # (rows, numbers of a step) -> results of each row, and the numbers after it
 Formula = Callable[[Sequence[Row], Row], tuple[list[Row], Any]]
+# (grads, state, params, masks, clear) -> (params, state)
+UnderMasks = Callable[..., tuple[Tree, Tree]]
 # params, masks, gradients and any moments
 Trees = tuple[Tree, Tree, Tree, Sequence[Tree]]
 
@@ -34,7 +36,7 @@ backends.BACKENDS |= {
 class _Pair(NamedTuple):
     init: Callable[[Tree], Tree]
     update: Callable[..., tuple[Tree, Tree]]
-    under_masks: Callable[..., tuple[Tree, Tree] | None] | None = None
+    under_masks: UnderMasks | None = None
 
 
 class Optimizer(Made, _Pair):
@@ -57,8 +59,7 @@ class Optimizer(Made, _Pair):
             (params, state): the whole step under masks in one pass, which
             `with_optimizer` then takes. It has the bits of `update` on gradients that
             are +0.0 off the masks, with the updates added only on the masks, and with
-            `clear` moments of +0.0 off the masks; or it gives None where there is no
-            faster way. It is for optimizers that step each
+            `clear` moments of +0.0 off the masks. It is for optimizers that step each
             entry by itself: in compiled code `with_optimizer` makes their updates from
             whole gradients. None leaves it to `update`. `_replace(update=...)` clears
             it, as it is a way of the old update.
@@ -209,9 +210,9 @@ def under_masks(
     formula: Formula,
     clear: bool,
     *options: object,
-) -> tuple[list[Tree], Any] | None:
-    """New params, moments and numbers of a step under masks, by the backend of a
-    device; None where there is none.
+) -> tuple[list[Tree], Any]:
+    """New params, moments and numbers of a step under masks, by the backend of the
+    device if it has one.
 
     >>> w = torch.ones(2)
     >>> trees = [w], [torch.tensor([True, False])], [w], []
@@ -224,10 +225,6 @@ def under_masks(
     the rate is appended to them. The formula makes updates and moments of rows of
     (*moments, gradient, param).
     """
-    device = old[0].device.type
-    # for the CPU it is registered above
-    if device != "cpu" and not backends.has_backend(name, device):
-        return None
     params, masks, grads, moments = trees
     check_fitting(grads, params, moments[0] if moments else None)
     rows, rebuild = localized(*zipped(params, masks, grads, *moments))
@@ -244,6 +241,5 @@ def under_masks(
 
     numbers = (*old, rate_at(lr, old[0]))
     made = by_backend(name, rows, numbers, masked, *options, clear)
-    if made is None:
-        return None
-    return trees_of(made[0], len(moments) + 1, rebuild), made[1]
+    results, after = masked(rows, numbers) if made is None else made
+    return trees_of(results, len(moments) + 1, rebuild), after

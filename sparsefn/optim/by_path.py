@@ -175,16 +175,13 @@ def _split(
 
     def under_masks(
         grads: Tree, state: Tree, params: Tree, masks: Tree, clear: bool = False
-    ) -> tuple[Tree, Tree] | None:
+    ) -> tuple[Tree, Tree]:
         check_like("grads", grads, params)
         shared = [share(tree, params) for tree in (grads, params, masks)]
         stepped = []
         for optimizer, key, g, p, m in zip(each, keys, *shared, strict=True):
-            one_pass = optimizer.under_masks
-            done = None if one_pass is None else one_pass(g, state[key], p, m, clear)
-            if done is None:
-                return None
-            stepped.append(done)
+            assert optimizer.under_masks is not None
+            stepped.append(optimizer.under_masks(g, state[key], p, m, clear))
         moved, new = zip(*stepped, strict=True)
         return from_shares(moved, params), packed(new)
 

@@ -111,13 +111,11 @@ def sgd(
 
     def under_masks(
         grads: Tree, state: SgdState, params: Tree, masks: Tree, clear: bool = False
-    ) -> tuple[Tree, SgdState] | None:
+    ) -> tuple[Tree, SgdState]:
         trees = (params, masks, grads, moments(state))
         options = (momentum, nesterov, weight_decay)
         old = (state.count,)
         made = base.under_masks("sgd", trees, lr, old, formula, clear, *options)
-        if made is None:
-            return None
         (moved, *new), count = made
         return moved, SgdState(count, *new)
 

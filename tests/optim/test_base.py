@@ -515,8 +515,9 @@ def test_0d_leaves_of_every_dtype_have_the_bits_of_eager_in_compiled_code(name):
         params, state = optree.tree_map(torch.add, params, want[0]), want[1]
 
 
+@pytest.mark.parametrize("clear", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_one_pass_under_masks_and_the_parts_agree_on_zeros_of_both_signs(case):
+def test_one_pass_under_masks_and_the_parts_agree_on_zeros_of_both_signs(case, clear):
     make, _, options = CASES[case]
     optimizer, signs = make(**options), (0.0, -0.0, 1.0, -1.0)
     rows = (
@@ -531,9 +532,14 @@ def test_one_pass_under_masks_and_the_parts_agree_on_zeros_of_both_signs(case):
     for name, moment in (("mu", mean), ("nu", square), ("momentum", mean)):
         if getattr(state, name, ()) != ():
             state = state._replace(**{name: {"w": moment}})
-    moved, after = optimizer.under_masks({"w": grad}, state, params, {"w": mask})
+    masks = {"w": mask}
+    moved, after = optimizer.under_masks({"w": grad}, state, params, masks, clear)
     updates, wanted = optimizer.update(
         {"w": torch.where(mask, grad, 0.0)}, state, params=params
     )
+    if clear:
+        wanted = optree.tree_map(
+            lambda x: torch.where(mask, x, 0.0) if x.ndim else x, wanted
+        )
     assert tree_equal(after, wanted)
     assert tree_equal(moved, {"w": torch.where(mask, weight + updates["w"], weight)})

@@ -168,14 +168,6 @@ def test_one_pass_is_taken_where_every_part_has_one(monkeypatch):
     assert lacking.under_masks is None
 
 
-def test_a_part_that_finds_no_faster_way_sends_all_the_long_way():
-    none = O.sgd(0.1)._replace(under_masks=lambda *args: None)
-    mixed = O.by_path([("*.bias", none), ("*", O.adam(0.1))])
-    assert tree_equal(
-        run(rigl(mixed), 4), run(rigl(mixed._replace(under_masks=None)), 4)
-    )
-
-
 def test_moments_of_pruned_weights_are_zero():
     algorithm = rigl(TWO)
     state = algorithm.init(PARAMS)

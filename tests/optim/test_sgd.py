@@ -139,9 +139,9 @@ def test_it_is_used_and_only_where_the_optimizer_sees_masked_gradients(name):
     params, grads = trees()
     calls = []
 
-    def spy(*trees):
-        calls.append(len(trees))
-        return MADE[name].under_masks(*trees)
+    def spy(*trees_and_clear):
+        calls.append(len(trees_and_clear))
+        return MADE[name].under_masks(*trees_and_clear)
 
     optimizer = MADE[name]._replace(under_masks=spy)
     for algorithm, used in (
@@ -152,8 +152,37 @@ def test_it_is_used_and_only_where_the_optimizer_sees_masked_gradients(name):
     ):
         whole = sf.with_optimizer(algorithm, optimizer)
         whole.update(whole.init(params), grads, 0)
-        assert calls == ([4] if used else []), algorithm
+        assert calls == ([5] if used else []), algorithm
         calls.clear()
+
+
+@pytest.mark.parametrize("skip", [None, sf.at([1]), lambda step: torch.tensor(False)])
+@pytest.mark.parametrize("reset_grown", [False, True])
+@pytest.mark.parametrize("name", ["nesterov", "adam"])
+def test_moments_that_somebody_left_off_the_masks_go(name, reset_grown, skip):
+    params, grads = trees()
+    grads = optree.tree_map(lambda g: g.nan_to_num(1.0, 1.0, 1.0), grads)
+    states = []
+    for optimizer in (MADE[name], by_parts(MADE[name])):
+        algorithm = sf.with_optimizer(
+            sf.rigl(0.8, when=sf.at([3]), init="magnitude"),
+            optimizer,
+            skip=skip,
+            reset_grown=reset_grown,
+        )
+        state = algorithm.init(params)
+        dirty = optree.tree_map(torch.ones_like, state.opt)
+        state = state._replace(opt=dirty)
+        for step in range(5):
+            state = algorithm.update(state, grads, step)
+            states.append(state)
+            moments = [x for x in state.opt if isinstance(x, dict)]
+            for tree in moments:
+                for path, mask in state.masks.items():
+                    off = tree[path][~mask.expand(tree[path].shape)]
+                    assert not off.any() and not off.signbit().any()
+    for got, want in zip(states[:5], states[5:], strict=True):
+        assert tree_equal(got, want)
 
 
 @pytest.mark.deep

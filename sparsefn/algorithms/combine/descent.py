@@ -46,7 +46,7 @@ from sparsefn.core.tree import (
     structure_error,
     zipped,
 )
-from sparsefn.optim.base import Optimizer
+from sparsefn.optim.base import Optimizer, UnderMasks
 
 Stepping = Callable[[State, Tree, Step], State]
 # the support, the support before, the weight, and the stepped weight
@@ -129,30 +129,15 @@ class Descent:
             )
         optimizer = self.optimizer
         view = self.view
-        compiled = is_compiling()
         trained = _trained(view, state)
         self.prime(state)
         if self._under_masks is not None:
-            support = support_of(state)
-            done = self._under_masks(grads, state.opt, trained, support, self.clear)
-            if done is not None:
-                params, opt = done
-                new = state._replace(params=params, opt=opt)
-                whole = opt if compiled else None
-                return Stepped(new, whole, support if self.clear else None)
+            return self._step_under_masks(self._under_masks, state, grads, trained)
         # No name here refers to the masked gradient: its memory is free for the new
         # weights.
         updates, opt = optimizer.update(
             view.grads(state, grads, step), state.opt, params=trained, inplace=False
         )
-        if self._under_masks is not None and compiled:
-            # On the masks the whole gradient has the same step: roots and quotients
-            # need not wait for the mask.
-            moving, whole = optimizer.update(
-                grads, state.opt, params=trained, inplace=False
-            )
-            if is_compiled_without_grad(*leaves_of((moving, whole))):
-                return Stepped(moved(state, moving)._replace(opt=opt), whole)
         check_like(f"the updates of {self._name}", updates, trained, dtype=False)
         if not same_structure(opt, state.opt):
             fault = structure_error(
@@ -167,7 +152,24 @@ class Descent:
                 state,
                 optree.tree_map(lambda p, u: (p + u).to(p.dtype), trained, updates),
             )
-        return Stepped(new._replace(opt=opt), opt if compiled else None)
+        return Stepped(new._replace(opt=opt), opt if is_compiling() else None)
+
+    def _step_under_masks(
+        self, under_masks: UnderMasks, state: State, grads: Tree, trained: Tree
+    ) -> Stepped:
+        support = support_of(state)
+        params, opt = under_masks(grads, state.opt, trained, support, self.clear)
+        new = state._replace(params=params, opt=opt)
+        if not is_compiling():
+            return Stepped(new, zero_off=support if self.clear else None)
+        # On the masks the whole gradient has the same step: roots and quotients need
+        # not wait for the mask.
+        moving, whole = self.optimizer.update(
+            grads, state.opt, params=trained, inplace=False
+        )
+        if is_compiled_without_grad(*leaves_of((moving, whole))):
+            return Stepped(moved(state, moving)._replace(opt=opt), whole)
+        return Stepped(new, opt)
 
 
 def _unshared(optimizer: object, opt: Tree, *given: Tree) -> Tree:

@@ -34,9 +34,9 @@ def test_under_masks_the_mask_of_a_dense_leaf_is_true_everywhere(moments, shape)
     x = torch.full(shape, 2.0)
     rows = [(x, mask, x, *[x] * moments) for mask in (torch.tensor(True), x > 0)]
     if moments == 2:
-        made, _ = steps.adam_step(rows, numbers(), *ADAM)
+        made, _ = steps.adam_step(rows, numbers(), *ADAM, True)
     else:
-        made, _ = steps.sgd_step(rows, numbers()[::3], 0.9 * moments, False, 0.0)
+        made, _ = steps.sgd_step(rows, numbers()[::3], 0.9 * moments, False, 0.0, True)
     for got, want in zip(*made, strict=True) if x.numel() else ():
         assert got.shape == x.shape and torch.equal(got, want)
 
@@ -44,8 +44,8 @@ def test_under_masks_the_mask_of_a_dense_leaf_is_true_everywhere(moments, shape)
 def test_hidden_numbers_are_declined():
     def run(rate):
         given = torch.tensor(0), rate
-        assert steps.sgd_step([], given, 0.0, False, 0.0) is None
-        assert steps.adam_step([], (*numbers()[:3], rate), *ADAM) is None
+        assert steps.sgd_step([], given, 0.0, False, 0.0, False) is None
+        assert steps.adam_step([], (*numbers()[:3], rate), *ADAM, False) is None
         assert steps.adam_updates([], (*numbers()[:3], rate), *ADAM) is None
         return rate
 
