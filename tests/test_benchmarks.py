@@ -228,8 +228,8 @@ def test_launches_are_counted_and_nothing_waits(tmp_path: Path) -> None:
     assert {name: rows[name]["launches"] for name in counts} == counts
 
 
-@pytest.mark.parametrize("way", [[], ["--device-path"]])
-def test_overhead_is_counted_both_ways(way: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", [[], ["--device-path"], ["--kernels"]])
+def test_overhead_is_counted_every_way(way: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", str(BENCHMARKS / "overhead.py"), *way]
     done = subprocess.run(
         [*command, "--smoke", f"--out={tmp_path}"],
@@ -242,7 +242,7 @@ def test_overhead_is_counted_both_ways(way: list[str], tmp_path: Path) -> None:
     written = json.loads((tmp_path / "overhead.json").read_text(encoding="utf-8"))
     (rows,) = written["tables"].values()
     assert set(written["machine"]) == FACTS and len(rows) == 11
-    assert all(row["milliseconds"] > 0 and row["calls_a_leaf"] > 10 for row in rows)
+    assert all(row["milliseconds"] > 0 and row["calls_a_leaf"] > 5 for row in rows)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")

@@ -168,8 +168,7 @@ def _adam(
         )
 
     def updates(rows: Sequence[Row], numbers: Row) -> tuple[list[Row], Row]:
-        made = base.by_backend("adam_updates", rows, numbers, formula, *options)
-        return formula(rows, numbers) if made is None else made
+        return base.by_backend("adam_updates", rows, numbers, formula, *options)
 
     def update(
         grads: Tree, state: AdamState, *, params: Tree = None, inplace: bool = False

@@ -186,16 +186,17 @@ def trees_of(rows: Sequence[Row], n: int, rebuild: Rebuild) -> list[Tree]:
 
 def by_backend(
     name: str, rows: Sequence[Row], numbers: Row, formula: Formula, *options: object
-) -> tuple[list[Row], Any] | None:
+) -> tuple[list[Row], Any]:
     """What the backend of a device makes of rows and numbers (first the count);
-    `formula` makes the rows that the backend leaves. None where the backend declines.
+    `formula` makes the rows that the backend leaves, or all if it declines.
 
     >>> by_backend("none", [], (torch.tensor(0),), lambda *given: given)
+    ([], (tensor(0),))
     """
     device = numbers[0].device.type
     made = backends.call_backend(name, device, rows, numbers, *options)
     if made is None:
-        return None
+        return formula(rows, numbers)
     results, after = made
     left = [row for row, done in zip(rows, results, strict=True) if done is None]
     rest = iter(formula(left, numbers)[0] if left else ())
@@ -240,6 +241,5 @@ def under_masks(
         return list(zip(*new, strict=True)), after
 
     numbers = (*old, rate_at(lr, old[0]))
-    made = by_backend(name, rows, numbers, masked, *options, clear)
-    results, after = masked(rows, numbers) if made is None else made
+    results, after = by_backend(name, rows, numbers, masked, *options, clear)
     return trees_of(results, len(moments) + 1, rebuild), after

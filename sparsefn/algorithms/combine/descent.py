@@ -24,7 +24,7 @@ from sparsefn._engine.leaves import (
     sparse_among,
 )
 from sparsefn._engine.torch_limits import from_bytes
-from sparsefn._engine.transforms import is_compiled_without_grad, transformed, unwrapped
+from sparsefn._engine.transforms import is_compiled_without_grad, unwrapped
 from sparsefn.algorithms.combine import foreign
 from sparsefn.core.state import (
     State,
@@ -39,7 +39,6 @@ from sparsefn.core.tree import (
     Tree,
     check_like,
     choose,
-    identical,
     leaves_of,
     opened,
     same_structure,
@@ -179,29 +178,17 @@ def _unshared(optimizer: object, opt: Tree, *given: Tree) -> Tree:
     for i, leaf in enumerate(leaves):
         if type(leaf) is not Tensor and not isinstance(leaf, Tensor):
             raise TypeError(foreign.no_tensor(optimizer, opt, i))
-    taken: set[int | None] = set()
-    for tree in given:
-        taken |= {*_memories(leaves_of(tree))}
-    for i, memory in enumerate(_memories(leaves)):
-        if memory is None or memory in taken:
-            leaves[i] = leaves[i].clone()
+    taken = {None, *map(_memory, leaves_of(given))}
+    for i, leaf in enumerate(leaves):
+        if _memory(leaf) in taken:
+            leaves[i] = leaf.clone()
     return rebuild(leaves)
 
 
-def _memories(leaves: Sequence[Tensor]) -> Sequence[int | None]:
-    # Which memory each has; None where a transform hides it.
-    if is_compiling():
-        return [None] * len(leaves)
-    if not transformed():
-        try:
-            storages = map(Tensor.untyped_storage, leaves)
-            return [storage._cdata for storage in storages]
-        except RuntimeError:
-            pass
-    return [_memory(leaf) for leaf in leaves]
-
-
 def _memory(leaf: Tensor) -> int | None:
+    # None where a transform or the compiler hides it.
+    if is_compiling():
+        return None
     try:
         return int(unwrapped(leaf).untyped_storage()._cdata)
     except RuntimeError:
@@ -253,8 +240,7 @@ class Moments:
         support = view.support(state)
         trained = _trained(view, state)
         before = _trained(view, stepped)
-        stays = zero_off is not None and identical(support, zero_off)
-        if stays and identical(trained, before):
+        if support is zero_off and trained is before:
             return state._replace(opt=opt)
         rows, _ = zipped(support, view.support(stepped), trained, before)
         weights = [row[2] for row in rows]

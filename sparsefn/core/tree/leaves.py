@@ -112,8 +112,6 @@ def identical(a: Tree, b: Tree) -> bool:
     >>> identical({"w": w}, {"w": w}), identical({"w": w}, {"w": w.clone()})
     (True, False)
     """
-    if a is b:
-        return True
     xs = leaves_of(a)
     ys = leaves_of(b)
     return len(xs) == len(ys) and all(x is y for x, y in zip(xs, ys, strict=True))
