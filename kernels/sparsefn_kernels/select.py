@@ -21,7 +21,7 @@ from torch import Tensor
 from sparsefn._engine.selection import Entry
 from sparsefn_kernels.device_tables import on, write
 from sparsefn_kernels.source import digits, guess, narrow, whole
-from sparsefn_kernels.tables import Leaf, Plan, Span, Tuning, plan, steps
+from sparsefn_kernels.tables import Leaf, Plan, Tuning, plan, steps
 
 # units of a call: places are 32-bit words, and are counted in whole chunks
 MOST = 1 << 30
@@ -53,7 +53,7 @@ def winners(
         return None
     counts = counts.to(torch.int64).contiguous()
     outs = [torch.empty(x.shape, dtype=torch.bool, device=x.device) for x in scores]
-    kinds = {x.dtype for x in scores}
+    kinds = list(dict.fromkeys([x.dtype for x in scores]))
     wide = (
         None
         if not joint or len(kinds) == 1
@@ -76,7 +76,7 @@ def winners(
             continue
         allow = None if entry.allow is None else entry.allow.contiguous()
         deny = None if entry.deny is None else entry.deny.contiguous()
-        values = x.to(wide or x.dtype).contiguous()
+        values = (x if wide is None else x.to(wide)).contiguous()
         leaf = Leaf(values, allow, deny, entry.absolute, out, *at)
         if not joint and x.shape[1] <= NARROW and x.numel() > x.shape[1]:
             _narrow(leaf, counts)
@@ -84,18 +84,12 @@ def winners(
             large.append(
                 leaf._replace(scores=leaf.scores.reshape(1, -1)) if joint else leaf
             )
-    for group in [large] if joint else _alike(large):
+    groups = [large]
+    if not joint and len(kinds) > 1:  # one kind of scores a call
+        groups = [[x for x in large if x.scores.dtype == kind] for kind in kinds]
+    for group in filter(None, groups):
         segments(group, counts, joint, tuning)
     return outs
-
-
-def _alike(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
-    # One kind of scores a call; the masks do not depend on the order of tensors.
-    ranked = {
-        dtype: [leaf for leaf in leaves if leaf.scores.dtype == dtype]
-        for dtype in _INFINITY
-    }
-    return [some for some in ranked.values() if some]
 
 
 def segments(
@@ -133,9 +127,10 @@ def _how(leaves: Sequence[Leaf]) -> dict[str, int | bool]:
 
 
 def _tables(made: Plan, device: torch.device) -> tuple[Tensor, Tensor]:
-    numbers = [x for row in (*made.spans, *made.lots) for x in row]
-    table = write(np.array(numbers, np.int64), device)
-    return table, table[len(made.spans) * len(Span._fields) :]
+    spans = np.stack(made.spans, 1).ravel()
+    lots = np.stack(made.lots, 1).ravel()
+    table = write(np.concatenate([spans, lots]), device)
+    return table, table[len(spans) :]
 
 
 def _select_small(
@@ -211,9 +206,8 @@ def _aligned(leaves: Sequence[Leaf], made: Plan) -> bool:
     whole = all(
         len(leaf.scores) == 1 or leaf.scores.shape[1] % 16 == 0 for leaf in leaves
     )
-    return whole and all(
-        span.scores % 16 == 0 and span.out % 16 == 0 for span in made.spans
-    )
+    addresses = np.concatenate([made.spans.scores, made.spans.out])
+    return whole and not (addresses % 16).any()
 
 
 def _narrow(leaf: Leaf, counts: Tensor) -> None:

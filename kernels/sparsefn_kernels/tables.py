@@ -33,34 +33,36 @@ class Tuning(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A tensor: addresses (0 for flags that there are not), and which chunks are its
-    own.
+    """Tensors, a number each in every column: addresses (0 for flags that there are
+    not), and which chunks are their own.
     """
 
-    scores: int
-    allow: int
-    deny: int
-    out: int
-    absolute: int
-    width: int  # units of a row
-    first_chunk: int
-    row_chunks: int
-    before: int  # units of the same segment in the tensors before it
+    scores: Column
+    allow: Column
+    deny: Column
+    out: Column
+    absolute: Column
+    width: Column  # units of a row
+    first_chunk: Column
+    row_chunks: Column
+    before: Column  # units of the same segment in the tensors before it
 
 
 class Lot(NamedTuple):
-    """Segments of one size: the segments of a tensor, or one of all tensors."""
+    """Segments of one size, a number each in every column: the segments of a tensor, or
+    one of all tensors.
+    """
 
-    first_segment: int
-    first_chunk: int
-    chunks: int  # of a segment
-    first_worker: int
-    workers: int  # of a segment
-    units: int  # of a segment
-    first_near: int  # where the units near the threshold of the first segment are kept
-    room: int  # for so many a segment
-    count_at: int  # the place of the first segment's count
-    count_step: int  # 0 where all segments share it
+    first_segment: Column
+    first_chunk: Column
+    chunks: Column  # of a segment
+    first_worker: Column
+    workers: Column  # of a segment
+    units: Column  # of a segment
+    first_near: Column  # where the units near the first segment's threshold are kept
+    room: Column  # for so many a segment
+    count_at: Column  # the place of the first segment's count
+    count_step: Column  # 0 where all segments share it
 
 
 class Drawn(NamedTuple):
@@ -107,8 +109,8 @@ class Leaf(NamedTuple):
 class Plan(NamedTuple):
     """The tables, and how many of everything there are."""
 
-    spans: list[Span]
-    lots: list[Lot]
+    spans: Span
+    lots: Lot
     segments: int
     chunks: int
     workers: int
@@ -118,49 +120,63 @@ class Plan(NamedTuple):
 
 def plan(leaves: Sequence[Leaf], joint: bool, t: Tuning) -> Plan:
     """The tables of some tensors, none of them empty."""
-    spans: list[Span] = []
-    sizes: list[tuple[int, int, int]] = []
-    chunks = before = 0
-    for leaf in leaves:
-        rows, width = leaf.scores.shape
-        rows, width = (1, rows * width) if joint else (rows, width)
-        row_chunks = -(-width // t.chunk)
-        sizes.append((rows, width, row_chunks))
-        where = (
-            address(leaf.scores),
-            address(leaf.allow),
-            address(leaf.deny),
-            address(leaf.out),
-        )
-        spans.append(Span(*where, leaf.absolute, width, chunks, row_chunks, before))
-        chunks += rows * row_chunks
-        before += width if joint else 0
-    lots: list[Lot] = []
-    segments = workers = near = 0
+    scores, allow, deny, absolute, outs, count_at, count_step = zip(
+        *leaves, strict=True
+    )
+    rows, width = np.array([x.shape for x in scores], np.int64).T
+    before = np.zeros_like(rows)
     if joint:
-        sizes = [(1, before, chunks)]
-    for (rows, units, own), leaf, span in zip(sizes, leaves, spans, strict=False):
-        some = min(own, max(1, t.workers * own // chunks))
-        room = max(units // t.room, t.chunk)
-        first = (segments, span.first_chunk, own, workers, some, units, near, room)
-        lots.append(Lot(*first, leaf.count_at, leaf.count_step))
-        segments = segments + rows
-        workers = workers + rows * some
-        near = near + rows * room
+        width = rows * width
+        rows = np.ones_like(rows)
+        before = _starts(width)
+    row_chunks = -(-width // t.chunk)
+    chunks = rows * row_chunks
+    first_chunk = _starts(chunks)
+    spans = Span(
+        addresses(scores),
+        addresses(allow),
+        addresses(deny),
+        addresses(outs),
+        np.array(absolute, np.int64),
+        width,
+        first_chunk,
+        row_chunks,
+        before,
+    )
+    n_chunks = int(chunks.sum())
+    units, own = width, row_chunks
+    counts = np.array([count_at, count_step], np.int64)
+    if joint:  # one segment of all tensors
+        rows, first_chunk, counts = rows[:1], first_chunk[:1], counts[:, :1]
+        units = width.sum(keepdims=True)
+        own = chunks.sum(keepdims=True)
+    workers = np.minimum(own, np.maximum(1, t.workers * own // n_chunks))
+    room = np.maximum(units // t.room, t.chunk)
+    lots = Lot(
+        _starts(rows),
+        first_chunk,
+        own,
+        _starts(rows * workers),
+        workers,
+        units,
+        _starts(rows * room),
+        room,
+        *counts,
+    )
     return Plan(
         spans,
         lots,
-        segments,
-        chunks,
-        workers,
-        near,
-        max(lot.chunks for lot in lots) * t.chunk,
+        segments=int(rows.sum()),
+        chunks=n_chunks,
+        workers=int((rows * workers).sum()),
+        near=int((rows * room).sum()),
+        widest=int(own.max()) * t.chunk,
     )
 
 
-def address(x: Tensor | None) -> int:
-    """Where the memory of a tensor starts, or 0 for none."""
-    return 0 if x is None else x.data_ptr()
+def _starts(sizes: Column) -> Column:
+    # Where each begins, end to end.
+    return sizes.cumsum() - sizes
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> Column:

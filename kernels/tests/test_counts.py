@@ -26,8 +26,8 @@ BUDGETS: dict[
     "set": (sf.set(0.9), 100, 60, 65),
     "rigl with sgd": (sf.with_optimizer(sf.rigl(0.9), SGD), 100, 60, 160),
     "rigl with adam": (sf.with_optimizer(sf.rigl(0.9), ADAM), 100, 60, 190),
-    "masks stay, sgd": (sf.with_optimizer(sf.rigl(0.9), SGD), 101, 6, 42),
-    "masks stay, adam": (sf.with_optimizer(sf.rigl(0.9), ADAM), 101, 6, 70),
+    "masks stay, sgd": (sf.with_optimizer(sf.rigl(0.9), SGD), 101, 2, 22),
+    "masks stay, adam": (sf.with_optimizer(sf.rigl(0.9), ADAM), 101, 2, 30),
 }
 
 
