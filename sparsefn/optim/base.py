@@ -231,14 +231,15 @@ def under_masks(
     rows, rebuild = localized(*zipped(params, masks, grads, *moments))
 
     def masked(left: Sequence[Row], numbers: Row) -> tuple[list[Row], Any]:
-        old, covers, slopes, *momenta = zip(*left, strict=True)
-        seen = leafwise.zeroed(covers, slopes)
-        stepped, after = formula(list(zip(*momenta, seen, old, strict=True)), numbers)
-        updates, *after_step = zip(*stepped, strict=True)
-        new: list[Sequence[Tensor]] = [leafwise.added(covers, old, updates)]
-        for column in after_step:
-            new.append(leafwise.zeroed(covers, column) if clear else column)
-        return list(zip(*new, strict=True)), after
+        old, covers, slopes, *moments = zip(*left, strict=True)
+        # no name here refers to the masked gradients, whose memory is free for weights
+        columns = zip(*moments, leafwise.zeroed(covers, slopes), old, strict=True)
+        stepped, after = formula(list(columns), numbers)
+        updates, *moments = zip(*stepped, strict=True)
+        weights = leafwise.added(covers, old, updates)
+        if clear:
+            moments = [tuple(leafwise.zeroed(covers, x)) for x in moments]
+        return list(zip(weights, *moments, strict=True)), after
 
     numbers = (*old, rate_at(lr, old[0]))
     results, after = by_backend(name, rows, numbers, masked, *options, clear)

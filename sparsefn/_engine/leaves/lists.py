@@ -374,8 +374,8 @@ class TensorList:
         return self._bytes_by(foreach_maximum, other)
 
     def _filled(self, number: Tensor) -> TensorList:
-        # Tensors of one number that lie as these do. Where these have gaps, they have
-        # strides of 0.
+        # For each tensor one of the number that lies as it does; where it has gaps, one
+        # whose strides are 0.
         widest = max(map(Tensor.numel, self.tensors))
         same = number.expand(widest).contiguous()
         shapes = [x.shape for x in self.tensors]
