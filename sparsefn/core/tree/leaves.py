@@ -241,15 +241,16 @@ def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Tree]], T
         rebuild: Callable[[Sequence[Tree]], Tree] = refill
 
     else:
-        leaves, rebuild = opened(tree)
-        rows = list(zip(paths(tree), leaves, strict=True))
-    named: dict[str, Tensor] = {}
-    for name, leaf in rows:
-        if name in named:
-            raise ValueError(
-                f"expected one leaf a path, but two leaves are at {name!r}; rename one"
-            )
-        named[name] = leaf
+        leaves, structure = optree.tree_flatten(tree)
+        rows = list(zip(_paths_of(structure), leaves, strict=True))
+        rebuild = structure.unflatten
+    named: dict[str, Tensor] = dict(rows)
+    if len(named) < len(rows):
+        names = [name for name, _ in rows]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(
+            f"expected one leaf a path, but two leaves are at {twice!r}; rename one"
+        )
     return named, rebuild
 
 
@@ -271,7 +272,5 @@ def with_leaves(tree: Tree, leaves: Mapping[str, Tree]) -> Tree:
     """
     if not leaves:
         return tree
-    old, rebuild = opened(tree)
-    names = paths(tree)
-    new = {**dict(zip(names, old, strict=True)), **leaves}
-    return rebuild([new[path] for path in names])
+    old, rebuild = flatten(tree)
+    return rebuild([*{**old, **leaves}.values()])
