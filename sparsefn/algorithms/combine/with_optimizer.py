@@ -127,9 +127,11 @@ def with_optimizer(
 
     Drop scores see the stepped weights and grow scores the gradient of the same step.
     Scores see the stepped optimizer's state in `state.opt`, but not inside `partition`
-    and `reparametrised`, whose parts are other trees. A moment is a tensor of the
-    optimizer's state with the shape of a trained leaf. Statistics of rows and columns,
-    as Adafactor's, see masked gradients and are not touched.
+    and `reparametrised`, whose parts are other trees. Moments of `sf.optimizers` are
+    +0.0 outside the support by then, if `mask_moments` and `reset_grown` are on and
+    gradients are masked. A moment is a tensor of the optimizer's state with the shape
+    of a trained leaf. Statistics of rows and columns, as Adafactor's, see masked
+    gradients and are not touched.
     """
     check_algorithm("with_optimizer", algorithm)
     check_paired("with_optimizer", algorithm, skip)
