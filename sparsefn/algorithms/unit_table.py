@@ -35,7 +35,6 @@ from sparsefn.algorithms.competition import (
 )
 from sparsefn.algorithms.memory import Scores
 from sparsefn.core import random
-from sparsefn.core.checks import shown
 from sparsefn.core.rounding import fraction_at, n_kept
 from sparsefn.core.state import Step
 from sparsefn.core.tree import Leaves
@@ -189,7 +188,7 @@ class UnitTable(NamedTuple):
     def counted(self, goal: Counted, scores: Scores, among: Open) -> list[Count]:
         """Kept counts that scores decide, among some units."""
         if goal.whole:
-            check_whole_rows(shown(goal), self.grids, shared=True)
+            check_whole_rows(goal, self.grids, shared=True)
         fields = [self]
         if not (self.joint and self.grids.local):
             fields = self._of_each()

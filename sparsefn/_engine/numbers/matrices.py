@@ -32,7 +32,7 @@ def as_matrix(
     Raises:
         ValueError: The statistics do not fit the weight, or lack "count" or "square".
     """
-    missing = {"count", "square"} - stats.keys()
+    missing = {"count", "square"} - {*stats}
     if missing:
         raise ValueError(
             f"expected {min(missing)!r} in the statistics, got {', '.join(stats)}: "

@@ -117,7 +117,7 @@ class Descent:
         skips = skip(step)
         return choose(  # type: ignore[no-any-return]
             ~skips if isinstance(skips, Tensor) else not skips,
-            lambda now: self._step(now.state, grads, step)._replace(zero_off=None),
+            lambda now: Stepped(*self._step(now.state, grads, step)[:2]),
             Stepped(state, state.opt if is_compiling() else None),
         )
 

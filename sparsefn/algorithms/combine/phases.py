@@ -81,6 +81,7 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
         )
     ends = [*begins[1:], None]
     during = [Every(1, *times) for times in zip(begins, ends, strict=True)]
+    starts = [At((begin,)) for begin in begins]
 
     def join(state: State, part: State, i: int) -> State:
         sparse = {path for own in state.parts for path in own.masks}
@@ -114,7 +115,7 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
         part = old
         if i:  # a phase that begins starts over from the effective weights
             part = choose(
-                At((begins[i],))(step),
+                starts[i](step),
                 lambda _: algorithms[i].init(effective(state))._replace(opt=state.opt),
                 old,
             )

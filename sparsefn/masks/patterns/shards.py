@@ -30,6 +30,7 @@ from sparsefn._engine.processes import (
 from sparsefn._engine.selection import Count, winners
 from sparsefn._engine.sums import Box
 from sparsefn._engine.transforms import Array, without_compiler
+from sparsefn.core.checks import shown
 from sparsefn.core.tree import Leaves
 from sparsefn.masks.patterns.units import Grids, Pattern, Read, Units, units_of
 
@@ -229,15 +230,15 @@ def _counts_of_all(shards: dict[str, ShardedUnits], counts: Leaves) -> Leaves:
     }
 
 
-def check_whole_rows(what: str, grids: Grids, shared: bool = False) -> None:
+def check_whole_rows(what: object, grids: Grids, shared: bool = False) -> None:
     """Raise ValueError for DTensors where a function reads whole rows; with `shared`,
     only for rows of several parts.
     """
     for path, units in shards_of(grids).items():
         if not shared or units.extent is not None:
             raise ValueError(
-                f"{what}: expected plain tensors, got a DTensor at {path!r}: it reads "
-                "whole rows of scores"
+                f"{shown(what)}: expected plain tensors, got a DTensor at {path!r}: it "
+                "reads whole rows of scores"
             )
 
 

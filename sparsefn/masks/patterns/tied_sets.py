@@ -301,10 +301,10 @@ class TiedPattern(Pattern):
             shape = tuple([as_constant(size) for size in leaf.shape])
             shapes.append((path, shape))
         made = {}
-        for name, places, classes, order in self.find(tuple(shapes)):
-            parts = tuple([self._as_rows(some) for some in classes])
-            made[name] = self._as_rows(places, parts, order)
-            for place in places:
+        for tied in self.find(tuple(shapes)):
+            parts = tuple([self._as_rows(some) for some in tied.classes])
+            made[tied.name] = self._as_rows(tied.places, parts, tied.order)
+            for place in tied.places:
                 check_plain(self.name, place.path, leaves[place.path])
         return made
 

@@ -375,8 +375,7 @@ def _clear(x: Tensor, where: Tensor) -> None:
 
 def _rows(w: Tensor) -> int:
     # How many rows a part has, by the shape alone.
-    entries = ENTRIES[w.device.type != "cpu"]
-    rows = entries // max(w.shape[1], 1)
+    rows = ENTRIES[int(w.device.type != "cpu")] // max(w.shape[1], 1)
     return max(16, rows // 16 * 16)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from masks.budgets.test_within import Given, net, one_by_one
 
 import sparsefn as sf
+from sparsefn._engine.torch_limits import OLD
 from sparsefn.masks.budgets.count_steps import Steps
 
 B = sf.budgets
@@ -159,6 +160,7 @@ def test_scores_of_steps_decide_within_a_limit():
     assert counts(10, ["[ab]"]) == [2, 2, 3]  # the next step is 4 units
 
 
+@pytest.mark.skipif(OLD, reason="the compiler of torch 2.11 takes no such budget")
 def test_algorithms_keep_multiples_and_the_smaller_model_costs_no_more():
     model, x = net()
     found = sf.shrinking.groups(model, x)

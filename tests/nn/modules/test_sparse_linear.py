@@ -397,7 +397,7 @@ def test_a_fresh_process_hears_nothing_of_torchs_beta(tmp_path):
     # torch warns once in a process, so that only a fresh one shows it.
     env = {
         **os.environ,
-        "PYTHONPATH": str(Path(sf.__file__).parents[2]),
+        "PYTHONPATH": str(Path(sf.__file__).parents[1]),
         "OMP_NUM_THREADS": "1",
     }
     for code in (MAKE, LOAD):
