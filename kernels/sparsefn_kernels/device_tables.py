@@ -7,12 +7,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sparsefn_kernels.source.whole import write_table
+from sparsefn_kernels.tables import Column
 
 _BIAS = 1 << 62  # as `source/whole.py` has it
 # numbers that one launch takes along, a kernel each: 4096 bytes of arguments are the
@@ -24,7 +23,7 @@ _AT_ONCE = (
 )
 
 
-def write(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+def write(numbers: Column, device: torch.device) -> Tensor:
     """Numbers on a device, in one row, and behind them memory that nothing reads.
 
     They are copied from pinned memory, for which nothing waits. Where a graph is
@@ -41,7 +40,7 @@ def write(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
     return table
 
 
-def by_copy(row: npt.NDArray[np.int64], table: Tensor) -> None:
+def by_copy(row: Column, table: Tensor) -> None:
     """Write numbers to the start of a table, by one copy."""
     host = torch.from_numpy(row)
     if table.device.type == "cuda":

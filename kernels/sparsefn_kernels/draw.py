@@ -13,7 +13,7 @@ from sparsefn._engine.numbers import batch_first
 from sparsefn._engine.processes import Extent
 from sparsefn_kernels.device_tables import on, write
 from sparsefn_kernels.source import threefry as source
-from sparsefn_kernels.tables import Drawn, addresses, steps
+from sparsefn_kernels.tables import Drawn, addresses, starts, steps
 
 _BLOCK = 1024
 
@@ -75,11 +75,11 @@ def _leaves(
     outs = [torch.empty(n, dtype=dtype, device=keys.device) for n in sizes]
     size = np.array(sizes, np.int64)
     chunks = -(-size // _BLOCK)
-    ends = chunks.cumsum()
-    drawn = Drawn(addresses(outs), size, ends - chunks)
-    if size.any():
+    drawn = Drawn(addresses(outs), size, starts(chunks))
+    n_chunks = int(chunks.sum())
+    if n_chunks:
         with on(keys.device):
-            source.draw_leaves[(int(ends[-1]),)](
+            source.draw_leaves[(n_chunks,)](
                 write(np.stack(drawn, 1), keys.device),
                 len(outs),
                 keys.contiguous(),

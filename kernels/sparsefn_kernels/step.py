@@ -16,7 +16,7 @@ from sparsefn._engine.leaves import lists
 from sparsefn._engine.transforms import differentiated, transformed
 from sparsefn_kernels.device_tables import on, write
 from sparsefn_kernels.source import step as source
-from sparsefn_kernels.tables import Column, Stepped, addresses, steps
+from sparsefn_kernels.tables import Column, Stepped, addresses, starts, steps
 
 # a param, its mask, its gradient and its moments
 Rows: TypeAlias = Sequence[tuple[Tensor, ...]]
@@ -262,13 +262,12 @@ def _table(
     n = len(params)
     sizes = np.fromiter(map(Tensor.numel, params), np.int64, n)
     chunks = -(-sizes // _BLOCK)
-    ends = chunks.cumsum()
     old = [addresses(some) for some in (params, masks, grads, *moments)]
     new = [addresses(outs[i : i + n]) for i in range(0, len(outs), n)]
-    columns = [*_filled(old, 5), *_filled(new, 3), sizes, ends - chunks]
+    columns = [*_filled(old, 5), *_filled(new, 3), sizes, starts(chunks)]
     rows = np.stack(Stepped._make(columns), 1)
     aligned = not (rows[:, :-2] % 16).any()
-    return write(rows, params[0].device), int(ends[-1]), aligned
+    return write(rows, params[0].device), int(chunks.sum()), aligned
 
 
 def _filled(columns: Sequence[Column], n: int) -> list[Column]:

@@ -128,10 +128,10 @@ def plan(leaves: Sequence[Leaf], joint: bool, t: Tuning) -> Plan:
     if joint:
         width = rows * width
         rows = np.ones_like(rows)
-        before = _starts(width)
+        before = starts(width)
     row_chunks = -(-width // t.chunk)
     chunks = rows * row_chunks
-    first_chunk = _starts(chunks)
+    first_chunk = starts(chunks)
     spans = Span(
         addresses(scores),
         addresses(allow),
@@ -153,13 +153,13 @@ def plan(leaves: Sequence[Leaf], joint: bool, t: Tuning) -> Plan:
     workers = np.minimum(own, np.maximum(1, t.workers * own // n_chunks))
     room = np.maximum(units // t.room, t.chunk)
     lots = Lot(
-        _starts(rows),
+        starts(rows),
         first_chunk,
         own,
-        _starts(rows * workers),
+        starts(rows * workers),
         workers,
         units,
-        _starts(rows * room),
+        starts(rows * room),
         room,
         *counts,
     )
@@ -174,8 +174,8 @@ def plan(leaves: Sequence[Leaf], joint: bool, t: Tuning) -> Plan:
     )
 
 
-def _starts(sizes: Column) -> Column:
-    # Where each begins, end to end.
+def starts(sizes: Column) -> Column:
+    """Where each begins, end to end."""
     return sizes.cumsum() - sizes
 
 

@@ -167,7 +167,8 @@ class Descent:
             grads, state.opt, params=trained, inplace=False
         )
         if is_compiled_without_grad(*leaves_of((moving, whole))):
-            return Stepped(moved(state, moving)._replace(opt=opt), whole)
+            new = moved(state, moving)._replace(opt=opt)
+            return Stepped(new, whole if self.clear else opt)
         return Stepped(new, opt)
 
 
@@ -234,8 +235,7 @@ class Moments:
         if not (self.mask_moments or self.reset_grown):
             return state
         stepped, whole, zero_off = after
-        both = self.mask_moments and self.reset_grown
-        opt = whole if whole is not None and both else stepped.opt
+        opt = stepped.opt if whole is None else whole
         view = self.view
         support = view.support(state)
         trained = _trained(view, state)
