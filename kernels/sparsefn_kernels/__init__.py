@@ -1,5 +1,5 @@
 """Kernels in Triton for tensors on a GPU, with the bits of sparsefn: winners, draws,
-steps.
+steps, and the sweep of SparseGPT.
 
 Where this package is installed they serve CUDA tensors: sparsefn finds them by an entry
 point. `SPARSEFN_KERNELS=0` in the environment leaves them out. An import of this

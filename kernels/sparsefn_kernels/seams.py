@@ -11,6 +11,7 @@ import torch
 from sparsefn_kernels import step
 from sparsefn_kernels.draw import coins, draws, draws_of_leaves
 from sparsefn_kernels.select import winners
+from sparsefn_kernels.sweep import sweep
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 _SEAMS: dict[str, Callable[..., Any]] = {
@@ -20,6 +21,7 @@ _SEAMS: dict[str, Callable[..., Any]] = {
     "coins": coins,
     "adam": step.adam,
     "sgd": step.sgd,
+    "sweep": sweep,
 }
 
 

@@ -13,7 +13,7 @@ import torch
 import sparsefn_kernels
 from sparsefn_kernels import seams
 
-NAMES = {"winners", "draws", "draws_of_leaves", "coins", "adam", "sgd"}
+NAMES = {"winners", "draws", "draws_of_leaves", "coins", "adam", "sgd", "sweep"}
 
 
 def entries(device):

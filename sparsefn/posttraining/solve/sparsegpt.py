@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparsefn._engine.leaves import zeroed
 from sparsefn._engine.processes import check_alike, gathered, own
 from sparsefn._engine.selection import best_of_columns
 from sparsefn._engine.transforms import host_number, read_number
@@ -28,18 +26,21 @@ from sparsefn.posttraining.solve.arguments import (
     in_one_dtype,
     units_of_weight,
 )
-from sparsefn.posttraining.solve.grid import Grid, nearest
+from sparsefn.posttraining.solve.grid import Grid
+from sparsefn.posttraining.solve.sweep import (
+    WIDTHS,
+    Choice,
+    Columns,
+    Rounding,
+    sweep,
+    widths_of,
+)
 
-# How many columns are swept together: changes of other columns reach them by products
-# of matrices.
-WIDTHS = (256, 64, 16)
 # Entries of the rows that are swept together. Fewer take longer, above all on a GPU,
 # where launches take the time.
 ENTRIES = 2**22, 2**26  # on a CPU, and elsewhere
 
 Keep = float | int | Sequence[int]
-# (scores of some columns as (columns, out), which of the blocks they are) -> their mask
-Choose = Callable[[Tensor, int], Tensor]
 
 
 def obs(
@@ -112,7 +113,7 @@ def obs(
     # whose products have the same bits on one process and on several
     parts = own(-(-len(w) // size))
     mine = slice(parts.start * size, parts.stop * size)
-    span, meet, choose = _choice(w, mask, keep, pattern, block, mine)
+    choice = _choice(w, mask, keep, pattern, block, mine)
     if not w.numel():
         return torch.zeros_like(w, dtype=weight.dtype), torch.zeros_like(
             w, dtype=torch.bool
@@ -120,14 +121,12 @@ def obs(
     if round_to is not None:
         _check_grid(round_to, w)
     check_alike("obs", w, h, mask, keep, pattern, block, damp, *(round_to or ()))
-    separate = (
-        not size % max(meet, 1) or len(w) <= size
-    )  # no part competes with another
-
-    def among(scores: Tensor, i: int) -> Tensor:
-        if separate:
-            return choose(scores, i)
-        return choose(gathered(scores.T)[0].T, i)[:, mine]
+    separate = not size % max(choice.rows, 1) or len(w) <= size
+    if not separate:  # rows of one part compete with those of another
+        choose = choice.choose
+        choice = choice._replace(
+            choose=lambda scores, i: choose(gathered(scores.T)[0].T, i)[:, mine]
+        )
 
     new = w[mine]
     kept = torch.empty_like(w[mine], dtype=torch.bool)
@@ -144,7 +143,7 @@ def obs(
             w = new.masked_fill(dead, 0.0)
         grid = None if round_to is None else _grid_of(round_to, w.dtype, mine)
         factor = factor_in_place("obs", h, share)
-        new, kept = _swept(w, size, factor, span, among, grid)
+        new, kept = _swept(w, size, factor, choice, grid)
     new, kept = gathered(new.to(weight.dtype), kept)
     return new, kept
 
@@ -185,33 +184,26 @@ def _grid_of(grid: Grid, dtype: torch.dtype, rows: slice) -> Grid:
 
 
 def _swept(
-    w: Tensor,
-    size: int,
-    lower: Tensor,
-    span: int,
-    choose: Choose,
-    grid: Grid | None,
+    w: Tensor, size: int, lower: Tensor, choice: Choice, grid: Grid | None
 ) -> tuple[Tensor, Tensor]:
     # New weights and their mask, from the factor of the reversed hessian.
     columns = len(lower)
-    widths = _widths(span)
+    widths = widths_of(choice, w.device)
     wide = widths[0]
     # batched by vmap if one of the two is
     some = (w[:1, :1] + lower[:1, :1]).expand(w.shape)
     plain = torch.contiguous_format
     new = torch.empty_like(some, dtype=w.dtype, memory_format=plain)
-    masks = torch.empty_like(some, dtype=torch.bool, memory_format=plain)
+    kept = torch.empty_like(some, dtype=torch.bool, memory_format=plain)
     rows = [slice(i, i + size) for i in range(0, len(w), size)] or [slice(0, 0)]
     every = []
     for at in rows:
-        columns_of_rows = torch.empty_like(new[at].T, memory_format=plain)
-        every.append(columns_of_rows.copy_(w[at].T))
-    roundings: list[_Rounding | None] = [None] * len(rows)
-    if grid is not None:
-        roundings = [
-            _rounding(x.clone(), _grid_of(grid, w.dtype, at))
-            for x, at in zip(every, rows, strict=True)
-        ]
+        changes = torch.empty_like(new[at].T, memory_format=plain).copy_(w[at].T)
+        mask = torch.empty_like(kept[at].T, memory_format=plain)
+        rounding = None
+        if grid is not None:
+            rounding = Rounding.of(changes.clone(), _grid_of(grid, w.dtype, at))
+        every.append((changes, mask, rounding))
     for a in range(0, columns, wide):
         b = min(a + wide, columns)
         # columns a to b of R, rows up to b
@@ -220,171 +212,32 @@ def _swept(
         factor.div_(-scale)
         within = factor[a:].triu(1).T.contiguous()
         parts = []
-        for x, at, rounding in zip(every, rows, roundings, strict=True):
-            due = factor[:a].T @ x[:a]
-            changes = x[a:b]
-            keeps = torch.empty_like(changes)
-            mask = masks[at, a:b]
-            some_rounding = None if rounding is None else rounding.part(a, b)
+        for changes, mask, rounding in every:
             parts.append(
-                _Columns(due, changes, keeps, mask, within, scale, some_rounding)
+                Columns(
+                    factor[:a].T @ changes[:a],
+                    changes[a:b],
+                    mask[a:b],
+                    within,
+                    scale,
+                    None if rounding is None else rounding.part(a, b),
+                )
             )
-        _sweep(parts, _inverses(within, span), widths, span, a // span, choose)
-    for changes, at in zip(every, rows, strict=True):
+        sweep(parts, choice, widths, a // choice.span)
+    for (changes, mask, _), at in zip(every, rows, strict=True):
         new[at].copy_(changes.T)
+        kept[at].copy_(mask.T)
     # -0.0 less its change is -0.0 again
     new = new.neg_().add_(w)
     if grid is not None:  # old - (old - new) may differ from new in its last bit
         new = grid.round(new)
-    return torch.where(masks, new, 0.0), masks
-
-
-class _Rounding(NamedTuple):
-    # What rounds some columns: all tensors are (columns, out).
-    old: Tensor
-    scale: Tensor
-    zero: Tensor
-    low: int
-    high: int
-
-    def part(self, a: int, b: int) -> _Rounding:
-        return self._replace(
-            old=self.old[a:b], scale=self.scale[a:b], zero=self.zero[a:b]
-        )
-
-    def error(self, i: int, due: Tensor) -> Tensor:
-        # What rounding takes from the weights of a column, which are old - due by now.
-        now = self.old[i] - due
-        return now - nearest(now, self.scale[i], self.zero[i], self.low, self.high)
-
-
-def _rounding(old: Tensor, grid: Grid) -> _Rounding:
-    each = len(old) // grid.scale.shape[1]
-    scale = grid.scale.T.repeat_interleave(each, 0)
-    zero = grid.zero.T.repeat_interleave(each, 0)
-    return _Rounding(old, scale, zero, grid.low, grid.high)
-
-
-class _Columns(NamedTuple):
-    # Some columns, each as a row of (columns, out), so that what is done to one of them
-    # is done to adjacent memory.
-    due: Tensor  # the changes of kept weights, as far as earlier columns cause them
-    changes: Tensor  # old - new; before, the old weights
-    keeps: Tensor  # 1.0 where a weight is kept
-    mask: Tensor  # the same as (out, columns)
-    factor: Tensor  # R' over minus its diagonal, with 0 on the diagonal
-    scale: Tensor  # the diagonal
-    rounding: _Rounding | None
-
-    def part(self, a: int, b: int) -> _Columns:
-        rounding = self.rounding
-        return _Columns(
-            self.due[a:b],
-            self.changes[a:b],
-            self.keeps[a:b],
-            self.mask[:, a:b],
-            self.factor[a:b, a:b],
-            self.scale[a:b],
-            None if rounding is None else rounding.part(a, b),
-        )
-
-
-def _inverses(factor: Tensor, span: int) -> list[Tensor]:
-    # For each `span` columns of a factor, the matrix that turns the changes from
-    # earlier columns into the changes of these columns, if all are kept.
-    columns = len(factor)
-    many = columns // span
-    rest = columns - many * span
-    made: list[Tensor] = []
-    if many:
-        end = many * span
-        square = factor[:end, :end].reshape(many, span, many, span)
-        made += _inverse(square.diagonal(dim1=0, dim2=2).permute(2, 0, 1)).unbind()
-    if rest:
-        made.append(_inverse(factor[-rest:, -rest:]))
-    return made
-
-
-def _inverse(factor: Tensor) -> Tensor:
-    eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-    inverse: Tensor = torch.linalg.solve_triangular(
-        -factor, eye, upper=False, unitriangular=True
-    )
-    return inverse
-
-
-def _sweep(
-    parts: Sequence[_Columns],
-    inverses: Sequence[Tensor],
-    widths: Sequence[int],
-    span: int,
-    first: int,
-    choose: Choose,
-) -> None:
-    # Writes the mask and the changes of some columns, no more than the first width;
-    # `first` is their first block.
-    factor = parts[0].factor
-    scale = parts[0].scale[:, None]
-    columns = len(factor)
-    if widths[0] == span:
-        # What the weights of these columns are by now: what the earlier changes make of
-        # them, if all are kept. Their signs are flipped, and then they are squared.
-        now = [(inverses[0] @ at.due).sub_(at.changes).mul_(scale) for at in parts]
-        squares = [x.mul_(x) for x in now]
-        mask = choose(squares[0] if len(squares) == 1 else torch.cat(squares, 1), first)
-        own_masks = torch.split(mask, [len(at.mask) for at in parts], 1)
-        for at, own_mask in zip(parts, own_masks, strict=True):
-            at.mask.copy_(own_mask.T)
-            # Torch transposes a whole tensor block by block, but not a part of a
-            # tensor.
-            kept = own_mask.contiguous()
-            at.keeps.copy_(kept)
-            # a pruned weight changes by all that it is
-            _clear(at.changes, kept)
-    if len(widths) > 1:
-        for a in range(0, columns, widths[1]):
-            some = [at.part(a, min(a + widths[1], columns)) for at in parts]
-            for at, part in zip(parts, some, strict=True):
-                if a:
-                    part.due.add_(factor[a : a + widths[1], :a] @ at.changes[:a])
-            after = a // span
-            _sweep(some, inverses[after:], widths[1:], span, first + after, choose)
-        return
-    # The factor is 0 for the column itself and for the columns after it, whose changes
-    # are not known yet. Fused operations would be a little faster, but vmap has none of
-    # them.
-    for at in parts:
-        before = at.changes.T
-        columns_of_part = zip(at.due, at.factor, at.changes, at.keeps, strict=True)
-        for i, (due, factors, change, keeps) in enumerate(columns_of_part):
-            due.add_(before @ factors)
-            if at.rounding is None:
-                change.add_(keeps * due)
-            else:
-                change.add_(keeps * (due + at.rounding.error(i, due)))
-
-
-def _clear(x: Tensor, where: Tensor) -> None:
-    # On a CPU `masked_fill_` takes a branch for each entry.
-    if x.is_cpu:
-        (cleared,) = zeroed([~where], [x])
-        x.copy_(cleared)
-    else:
-        x.masked_fill_(where, 0.0)
+    return torch.where(kept, new, 0.0), kept
 
 
 def _rows(w: Tensor) -> int:
     # How many rows a part has, by the shape alone.
     rows = ENTRIES[int(w.device.type != "cpu")] // max(w.shape[1], 1)
     return max(16, rows // 16 * 16)
-
-
-def _widths(span: int) -> list[int]:
-    # How columns are cut: for large products, for the choice of a mask, and for
-    # products inside the caches.
-    large = [span * max(width // span, 1) for width in WIDTHS]
-    small = [width for width in WIDTHS if width < span]
-    return sorted({*large, span, *small}, reverse=True)
 
 
 # ---- what is kept --------------------------------------------------------------------
@@ -397,9 +250,7 @@ def _choice(
     pattern: Pattern | None,
     block: int,
     mine: slice,
-) -> tuple[int, int, Choose]:
-    # How many columns get their mask at a time, how many rows meet in it, and the
-    # function that chooses it.
+) -> Choice:
     columns = max(w.shape[1], 1)
     if mask is not None:
         if keep is not None or pattern is not None:
@@ -412,7 +263,7 @@ def _choice(
         def given_columns(scores: Tensor, i: int) -> Tensor:
             return given[:, i * wide : (i + 1) * wide].contiguous().T
 
-        return wide, 1, given_columns
+        return Choice(wide, 1, given_columns)
     if pattern is None:
         if keep is None:
             raise TypeError(
@@ -422,7 +273,7 @@ def _choice(
         for a in range(0, w.shape[1], block):
             sizes.append(min(block, columns - a) * w.shape[0])
         counts = _counts(keep, sizes)
-        return (
+        return Choice(
             min(block, columns),
             len(w),
             lambda scores, i: topk_mask(scores.T, counts[i]).T,
@@ -452,8 +303,9 @@ def _choice(
     number = kept_count(units, count) if _are_single(units) and w.numel() else None
     if height == 1 and isinstance(number, int):
         best = best_of_columns(span, number, w.device)
-        return span, 1, lambda scores, i: best(scores)  # a group is in a column of them
-    return (
+        # a group is in a column of the scores
+        return Choice(span, 1, lambda scores, i: best(scores), best=number)
+    return Choice(
         span,
         height,
         lambda scores, i: topk_mask(scores.T, count, pattern=pattern).T,

@@ -1,0 +1,23 @@
+"""The sweep of SparseGPT, compiled for GPUs that are not here."""
+
+import re
+
+import pytest
+from kernel_runs import built, by_compiler
+
+from sparsefn_kernels.source import sweep
+
+pytestmark = by_compiler
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("choose", [False, True])
+@pytest.mark.parametrize("bits", [32, 64])
+def test_every_operation_is_rounded(bits, choose, capability):
+    kind = f"*fp{bits}"
+    names = ("due", "changes", "factor", "scale", "scores")
+    types = {"mask": "*i8", **dict.fromkeys(names, kind)}
+    how = {"SPAN": 4 if choose else 1, "BEST": 2, "CHOOSE": choose, "B": 32}
+    made = built(sweep.sweep, types, 1, capability, fused=False, **how)
+    assert made.spills == 0
+    assert not re.search(r"\b(fma|mad)\.\S*f(32|64)|\.ftz|\.approx", made.ptx)

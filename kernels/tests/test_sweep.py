@@ -1,0 +1,120 @@
+"""Sweeps by the kernel, run by Triton's interpreter, against the sweep in torch."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_runs import by_interpreter, without
+
+import sparsefn as sf
+from sparsefn._engine.backends import BACKENDS
+from sparsefn._engine.selection import best_of_columns
+from sparsefn.posttraining.solve import sweep as solve_sweep
+from sparsefn.posttraining.solve.sweep import Choice, Columns, one_by_one
+from sparsefn_kernels.sweep import sweep
+
+pytestmark = by_interpreter
+
+nm = sf.patterns.nm
+
+ODD = torch.tensor([0.0, -0.0, 1.0, 1e-45, -3e19, 3e38, torch.inf, torch.nan])
+
+
+def choice_of(span, best):
+    choose = best_of_columns(span, best, torch.device("cpu"))
+    return Choice(span, 1, lambda scores, i: choose(scores), best)
+
+
+def columns_of(columns, rows, dtype, odd, seed):
+    draw = torch.Generator().manual_seed(seed)
+    due, old = torch.randn(2, columns, rows, generator=draw, dtype=dtype)
+    if odd:  # ties, and numbers that overflow
+        some = ODD[torch.randint(len(ODD), old.shape, generator=draw)].to(dtype)
+        old = torch.where(torch.rand(old.shape, generator=draw) < 0.4, some, old)
+        due = due * 0.0
+    mask = torch.rand(columns, rows, generator=draw) < 0.5
+    square = torch.randn(columns, columns + 3, generator=draw, dtype=dtype)
+    factor = square[:, :columns].tril(-1) if odd else square.tril(-1)[:, :columns]
+    scale = torch.rand(columns, generator=draw, dtype=dtype)
+    return Columns(due, old, mask, factor, scale, None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([1, 2, 31, 32, 33, 70]),
+    st.sampled_from([(1, 1), (4, 2), (4, 0), (4, 4), (8, 3), (20, 11)]),
+    st.integers(1, 4),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_the_bits_are_those_of_torch(seed, rows, pattern, groups, dtype, odd, given_):
+    span, best = pattern
+    at = columns_of(span * groups, rows, dtype, odd, seed)
+    due, changes, mask = (x.clone() for x in at[:3])
+    choice = None if given_ else choice_of(span, best)
+    with np.errstate(all="ignore"):  # the interpreter computes with numpy
+        assert sweep(
+            due, changes, mask, at.factor, at.scale, span, None if given_ else best
+        )
+    one_by_one(at, choice)
+    torch.testing.assert_close(changes, at.changes, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(
+        changes.signbit() | changes.isnan(), at.changes.signbit() | at.changes.isnan()
+    )
+    assert torch.equal(mask, at.mask)
+
+
+X = torch.ones(3, 5)
+TAKEN = (X, X, X > 0, torch.eye(3), torch.ones(3), 3, None)
+REFUSED = {
+    "another dtype": [x.half() for x in (X, X)],
+    "columns that are not adjacent": [X.T.contiguous().T] * 2,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_tensors_are_left_to_torch(name):
+    assert sweep(*(x.clone() for x in TAKEN[:5]), *TAKEN[5:])
+    assert not sweep(*REFUSED[name], *TAKEN[2:])
+
+
+def test_under_transforms_they_are_left_to_torch():
+    seen = []
+    torch.vmap(lambda x: seen.append(sweep(x, *TAKEN[1:])) or x)(X[None])
+    assert seen == [False]
+
+
+@pytest.mark.parametrize("best", [0, 2])
+def test_the_operator_is_what_it_says_it_is(best):
+    tensors = [x.clone() for x in TAKEN[:5]]
+    torch.library.opcheck(
+        torch.ops.sparsefn_kernels.sweep.default,
+        (*tensors, 3, best, bool(best)),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"keep": 0.4}, {"pattern": nm(2, 4)}, {"pattern": nm(7, 20), "block": 20}],
+)
+def test_obs_has_the_same_bits_with_and_without(options, monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 160, generator=draw)
+    weight, hessian = torch.randn(40, 160, generator=draw), x.T @ x
+    monkeypatch.setattr(solve_sweep, "by_products", lambda device: False)
+    with without():
+        want = sf.solve.obs(weight, hessian, **options)
+    calls = []
+
+    def counted(*args):
+        calls.append(sweep(*args))
+        return calls[-1]
+
+    monkeypatch.setitem(BACKENDS, ("sweep", "cpu"), counted)
+    got = sf.solve.obs(weight, hessian, **options)
+    assert calls == [True] * 3
+    assert all(map(torch.equal, got, want))

@@ -1,0 +1,254 @@
+"""The sweep of SparseGPT: columns get their mask and change, from left to right.
+
+Tensors are (columns, out), so that what is done to a column is done to adjacent memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparsefn._engine.backends import call_backend
+from sparsefn.posttraining.solve.grid import Grid, nearest
+
+# How many columns are swept together: changes of other columns reach them by products
+# of matrices. The last ones are swept one by one.
+WIDTHS = 256, 64, 16
+WIDTHS_BY_LAUNCHES = 256, 64
+
+# (scores of some columns as (columns, out), which of the blocks they are) -> their mask
+Choose = Callable[[Tensor, int], Tensor]
+
+
+class Choice(NamedTuple):
+    """How the mask of some columns is chosen when the first of them is reached."""
+
+    span: int  # columns
+    rows: int  # that compete with each other
+    choose: Choose
+    # how many of the span's weights the best of each row are, if nothing else decides
+    best: int | None = None
+
+
+class Rounding(NamedTuple):
+    """What rounds the kept weights of some columns."""
+
+    old: Tensor
+    scale: Tensor
+    zero: Tensor
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, old: Tensor, grid: Grid) -> Rounding:
+        """The rounding of weights (columns, out) to a grid of (out, groups)."""
+        each = len(old) // grid.scale.shape[1]
+        scale = grid.scale.T.repeat_interleave(each, 0)
+        zero = grid.zero.T.repeat_interleave(each, 0)
+        return cls(old, scale, zero, grid.low, grid.high)
+
+    def part(self, a: int, b: int) -> Rounding:
+        """The rounding of columns a to b."""
+        return self._replace(
+            old=self.old[a:b], scale=self.scale[a:b], zero=self.zero[a:b]
+        )
+
+    def error(self, i: int, due: Tensor) -> Tensor:
+        """What rounding takes from the weights of a column, which are old - due by
+        now.
+        """
+        now = self.old[i] - due
+        return now - nearest(now, self.scale[i], self.zero[i], self.low, self.high)
+
+
+class Columns(NamedTuple):
+    """Some columns of some rows."""
+
+    due: Tensor  # the changes of kept weights, as far as earlier columns cause them
+    changes: Tensor  # old - new; before, the old weights
+    mask: Tensor  # of the weights to keep
+    factor: Tensor  # R' over minus its diagonal, with 0 on the diagonal
+    scale: Tensor  # the diagonal
+    rounding: Rounding | None
+
+    def part(self, a: int, b: int) -> Columns:
+        """Columns a to b."""
+        rounding = self.rounding
+        return Columns(
+            self.due[a:b],
+            self.changes[a:b],
+            self.mask[a:b],
+            self.factor[a:b, a:b],
+            self.scale[a:b],
+            None if rounding is None else rounding.part(a, b),
+        )
+
+    def rounded(self, i: int, due: Tensor) -> Tensor:
+        """What the kept weights of a column change by, when its due is complete."""
+        if self.rounding is None:
+            return due
+        return due + self.rounding.error(i, due)
+
+    def scores(self, due: Tensor) -> Tensor:
+        """w^2 / [H^-1]_jj, of the weights as they are by now, if `due` is what they
+        change by.
+        """
+        # signs are flipped, and then they are squared
+        now = due.sub_(self.changes).mul_(self.scale[:, None])
+        return now.mul_(now)
+
+
+def by_products(device: torch.device) -> bool:
+    """Whether the last columns are swept by products of matrices with vectors, inside
+    of the caches; on a GPU launches take the time.
+    """
+    return device.type == "cpu"
+
+
+def widths_of(choice: Choice, device: torch.device) -> list[int]:
+    """How columns are cut, in falling order: for large products, for the choice of a
+    mask, and for products inside the caches.
+
+    Where `choice.span` is not among them, the mask is chosen between columns.
+    """
+    small_products = by_products(device)
+    usual = WIDTHS if small_products else WIDTHS_BY_LAUNCHES
+    span = choice.span
+    large = [span * max(width // span, 1) for width in usual]
+    small = [width for width in usual if width < span]
+    widths = {*large, *small}
+    if small_products or choice.best is None:
+        widths.add(span)
+    return sorted(widths, reverse=True)
+
+
+def sweep(
+    parts: Sequence[Columns], choice: Choice, widths: Sequence[int], first: int
+) -> None:
+    """Write the mask and the changes of some columns, no more than `widths[0]`, of all
+    parts of the rows; the mask of the first columns is the choice of number `first`.
+    """
+    inverses: list[Tensor] = []
+    if choice.span in widths:
+        inverses = _inverses(parts[0].factor, choice.span)
+    _sweep(parts, choice, widths, first, inverses)
+
+
+def _sweep(
+    parts: Sequence[Columns],
+    choice: Choice,
+    widths: Sequence[int],
+    first: int,
+    inverses: Sequence[Tensor],
+) -> None:
+    factor = parts[0].factor
+    if widths[0] == choice.span:
+        scores = [at.scores(inverses[0] @ at.due) for at in parts]
+        mask = choice.choose(
+            scores[0] if len(parts) == 1 else torch.cat(scores, 1), first
+        )
+        rows = [at.mask.shape[1] for at in parts]
+        for at, own_mask in zip(parts, mask.split(rows, 1), strict=True):
+            at.mask.copy_(own_mask)
+    if len(widths) == 1:
+        for at in parts:
+            if by_products(at.due.device):
+                _multiplied(at)
+                continue
+            own = choice if choice.span < widths[0] else None
+            if not _by_backend(at, own):
+                one_by_one(at, own)
+        return
+    for a in range(0, len(factor), widths[1]):
+        b = min(a + widths[1], len(factor))
+        some = [at.part(a, b) for at in parts]
+        for at, part in zip(parts, some, strict=True):
+            if a:
+                part.due.add_(factor[a:b, :a] @ at.changes[:a])
+        after = a // choice.span
+        _sweep(some, choice, widths[1:], first + after, inverses[after:])
+
+
+def _inverses(factor: Tensor, span: int) -> list[Tensor]:
+    # For each `span` columns of a factor, the matrix that turns the changes from
+    # earlier columns into the changes of these columns, if all are kept.
+    columns = len(factor)
+    many = columns // span
+    rest = columns - many * span
+    made: list[Tensor] = []
+    if many:
+        end = many * span
+        square = factor[:end, :end].reshape(many, span, many, span)
+        made += _inverse(square.diagonal(dim1=0, dim2=2).permute(2, 0, 1)).unbind()
+    if rest:
+        made.append(_inverse(factor[-rest:, -rest:]))
+    return made
+
+
+def _inverse(factor: Tensor) -> Tensor:
+    eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+    inverse: Tensor = torch.linalg.solve_triangular(
+        -factor, eye, upper=False, unitriangular=True
+    )
+    return inverse
+
+
+def _multiplied(at: Columns) -> None:
+    # The factor is 0 for the column itself and for the columns after it, whose changes
+    # are not known yet. Fused operations would be a little faster, but vmap has none of
+    # them.
+    # A pruned weight changes by all that it is, a kept one by what is due.
+    kept = at.mask.to(at.due.dtype)
+    at.changes.mul_(1.0 - kept)
+    before = at.changes.T
+    columns = zip(at.due, at.factor, at.changes, kept, strict=True)
+    for i, (due, factors, change, keep) in enumerate(columns):
+        due.add_(before @ factors)
+        change.add_(keep * at.rounded(i, due))
+
+
+def _by_backend(at: Columns, choice: Choice | None) -> bool:
+    # Whether a backend has written what `one_by_one` writes.
+    if at.rounding is not None:
+        return False
+    span = len(at.due) if choice is None else choice.span
+    best = None if choice is None else choice.best
+    device = at.due.device.type
+    due, changes, mask, factor, scale, _ = at
+    return bool(
+        call_backend("sweep", device, due, changes, mask, factor, scale, span, best)
+    )
+
+
+def one_by_one(at: Columns, choice: Choice | None) -> None:
+    """Write the changes of some columns, and their mask if it is to be chosen, without
+    products of matrices.
+
+    Each product and each sum is rounded, from the first column to the last, so that a
+    backend can have the same bits.
+    """
+    columns = len(at.due)
+    span = columns if choice is None else choice.span
+    changes = []
+    for a in range(0, columns, span):
+        b = min(a + span, columns)
+        if choice is not None:
+            some = at.part(a, b)
+            some.mask.copy_(choice.choose(some.scores(_changes_if_kept(some)), 0))
+        for i in range(a, b):
+            kept_change = at.rounded(i, at.due[i])
+            change = torch.where(at.mask[i], kept_change, at.changes[i])
+            at.due[i + 1 :].add_(at.factor[i + 1 :, i, None] * change)
+            changes.append(change)
+    at.changes.copy_(torch.stack(changes))
+
+
+def _changes_if_kept(at: Columns) -> Tensor:
+    # What weights change by if these columns are kept.
+    due = at.due.clone()
+    for i, change in enumerate(due):
+        due[i + 1 :].add_(at.factor[i + 1 :, i, None] * change)
+    return due
