@@ -187,6 +187,22 @@ def exact(b: Bench) -> None:
                 )
                 yield tuple(optree.tree_leaves(state) for state in (there, here))
 
+    def of_solves() -> Iterator[tuple[Masks, Masks]]:
+        side = 64 if b.smoke else 1024
+        weight, *inputs = (
+            scores(side * side, torch.float32, "normal", seed, b.device).view(side, -1)
+            for seed in range(3)
+        )
+        hessian = sum(x.T @ x for x in inputs)
+        for how in (
+            {"keep": 0.5},
+            {"mask": weight > 0},
+            {"pattern": sf.patterns.nm(2, 4)},
+        ):
+            with switched(OFF):
+                want = sf.solve.obs(weight, hessian, **how)
+            yield sf.solve.obs(weight, hessian, **how), want
+
     for way in b.ways():
         for n in sizes:
             for dtype in DTYPES:
@@ -203,6 +219,7 @@ def exact(b: Bench) -> None:
             "rows, flags, a count each": of_rows,
             "draws": of_draws,
             "steps of optimizers": of_steps,
+            "SparseGPT, as by torch alone": of_solves,
         }.items():
             b.equal(what, way, cases())
             b.tidy()

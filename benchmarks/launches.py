@@ -216,6 +216,7 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
             tables |= {
                 "updates, by kernels": updates(shapes),
                 "one tensor, by kernels": calls(shapes, side),
+                f"{SOLVES}, by kernels": solves(side),
             }
     for title, rows in tables.items():
         show(title, rows)

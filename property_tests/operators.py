@@ -39,6 +39,7 @@ INPUTS: Mapping[str, Sequence[tuple[Any, ...]]] = {
         (NARROW, [1, 6], "sum", 0.0),
         (W.double(), [4, 1], "max", 0.0),
     ],
+    "product": [(W, W.T), (W.T, W[:, 0])],
     "proximal_sizes": [
         (W.abs().double().sort(0, descending=True).values, 2, torch.tensor(0.5)),
         (W[:2].abs().double().flip(1), 1, torch.tensor(0.5, dtype=torch.float64)),

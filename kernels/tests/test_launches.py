@@ -12,7 +12,7 @@ from triton.runtime.jit import JITFunction
 import sparsefn as sf
 from sparsefn._engine.draws import threefry
 from sparsefn._engine.selection import Entry
-from sparsefn_kernels import draw, select, step
+from sparsefn_kernels import draw, select, step, sweep
 
 pytestmark = by_compiler
 
@@ -134,3 +134,13 @@ def test_steps_are_launched_as_they_are_written(launched):
             moved, _ = step.sgd(cut, [count, number], momentum, nesterov, 0.1, False)
             assert [len(row) for row in moved] == [2 if momentum else 1] * 2
     assert set(launched) == {"adam", "sgd", "write_table"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_sweeps_are_launched_as_they_are_written(dtype, launched):
+    for columns, rows, span, best in ((64, 100, 4, 2), (12, 7, 12, None)):
+        due, changes = torch.zeros(2, columns, rows, dtype=dtype)
+        factor = torch.zeros(columns, 256, dtype=dtype)[:, :columns]
+        scale = torch.ones(columns, dtype=dtype)
+        assert sweep.sweep(due, changes, due > 0, factor, scale, span, best)
+    assert launched == ["sweep"] * 2

@@ -91,7 +91,8 @@ class Launches(Onlooker):
             is not seen.
 
     `launches` counts the operations that run: one for each, whatever number of kernels
-    a device makes of it, and none for a view. An operation that is opaque, such as one
+    a device makes of it, and none for a view or a tensor without elements. An operation
+    that is opaque, such as one
     of `torch.library`, counts as one.
     """
 
@@ -123,7 +124,8 @@ class Launches(Onlooker):
         made = func(*args, **given)
         # an operation on a list of tensors in place returns nothing
         outputs = _tensors(made) or _tensors(args[:1])
-        if _on_device(inputs + outputs) and name not in _VIEWS:
+        runs = name not in _VIEWS and any(map(Tensor.numel, outputs))
+        if runs and _on_device(inputs + outputs):
             self.operations[name] += 1
             read = inputs
             if name.removeprefix("_foreach_") in _ONLY_WRITES:

@@ -8,9 +8,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from sparsefn._engine.leaves import check_device
+from sparsefn._engine.leaves import check_device, one_by_one
 from sparsefn._engine.processes import check_plain
-from sparsefn._engine.transforms import read_number
+from sparsefn._engine.transforms import read_number, transformed
 from sparsefn.core.checks import number
 from sparsefn.masks.patterns.tied_sets import TiedPattern
 from sparsefn.masks.patterns.units import Pattern, Units, units_of
@@ -227,7 +227,7 @@ def factor_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:
         panel = hessian[a:, a:b]
         squares.append(panel[: b - a].clone())
         if a:
-            panel.sub_(hessian[a:, :a] @ hessian[a:b, :a].T)
+            panel.sub_(product(hessian[a:, :a], hessian[a:b, :a].T))
         lower, info = torch.linalg.cholesky_ex(panel[: b - a])
         infos.append(info)
         panel[: b - a] = lower
@@ -242,6 +242,26 @@ def factor_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:
         upper = hessian.triu(1)
         _singular(call, upper + upper.T + torch.diag(hessian.diagonal()), damp)
     return hessian
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b. Under `vmap` each member has the bits that it has alone, which a product
+    of batches does not promise.
+
+    >>> product(torch.eye(2), torch.ones(2))
+    tensor([1., 1.])
+    """
+    made: Tensor = _product(a, b) if transformed() else a @ b
+    return made
+
+
+@torch.library.custom_op("sparsefn::product", mutates_args=())
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b
+
+
+_product.register_fake(torch.matmul)
+one_by_one(_product)
 
 
 def _singular(call: str, hessian: Tensor, damp: float) -> NoReturn:

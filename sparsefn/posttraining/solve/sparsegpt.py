@@ -24,6 +24,7 @@ from sparsefn.posttraining.solve.arguments import (
     damp_in_place,
     factor_in_place,
     in_one_dtype,
+    product,
     units_of_weight,
 )
 from sparsefn.posttraining.solve.grid import Grid
@@ -98,10 +99,10 @@ def obs(
     0 have weights of 0; a block or a group of such inputs alone keeps its count in the
     mask all the same.
 
-    Runs under `vmap`. The same inputs, device and number of threads give the same bits,
-    also where processes share the rows (`sf.distributed.by_rows`); with another number
-    of threads products round differently, and scores that nearly tie may be ranked
-    otherwise.
+    Runs under `vmap`, on a CPU with the bits of a loop. The same inputs, device and
+    number of threads give the same bits, also where processes share the rows
+    (`sf.distributed.by_rows`); with another number of threads products round
+    differently, and scores that nearly tie may be ranked otherwise.
 
     Frantar & Alistarh 2023, arXiv 2301.00774, algorithm 1; with `round_to` sec. 3.5,
     and GPTQ: Frantar et al. 2022, arXiv 2210.17323.
@@ -215,7 +216,7 @@ def _swept(
         for changes, mask, rounding in every:
             parts.append(
                 Columns(
-                    factor[:a].T @ changes[:a],
+                    product(factor[:a].T, changes[:a]),
                     changes[a:b],
                     mask[a:b],
                     within,

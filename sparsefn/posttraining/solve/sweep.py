@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.backends import call_backend
+from sparsefn.posttraining.solve.arguments import product
 from sparsefn.posttraining.solve.grid import Grid, nearest
 
 # How many columns are swept together: changes of other columns reach them by products
@@ -146,12 +147,12 @@ def _sweep(
 ) -> None:
     factor = parts[0].factor
     if widths[0] == choice.span:
-        scores = [at.scores(inverses[0] @ at.due) for at in parts]
+        scores = [at.scores(product(inverses[0], at.due)) for at in parts]
         mask = choice.choose(
             scores[0] if len(parts) == 1 else torch.cat(scores, 1), first
         )
         rows = [at.mask.shape[1] for at in parts]
-        for at, own_mask in zip(parts, mask.split(rows, 1), strict=True):
+        for at, own_mask in zip(parts, torch.split(mask, rows, 1), strict=True):
             at.mask.copy_(own_mask)
     if len(widths) == 1:
         for at in parts:
@@ -167,7 +168,7 @@ def _sweep(
         some = [at.part(a, b) for at in parts]
         for at, part in zip(parts, some, strict=True):
             if a:
-                part.due.add_(factor[a:b, :a] @ at.changes[:a])
+                part.due.add_(product(factor[a:b, :a], at.changes[:a]))
         after = a // choice.span
         _sweep(some, choice, widths[1:], first + after, inverses[after:])
 
@@ -206,7 +207,7 @@ def _multiplied(at: Columns) -> None:
     before = at.changes.T
     columns = zip(at.due, at.factor, at.changes, kept, strict=True)
     for i, (due, factors, change, keep) in enumerate(columns):
-        due.add_(before @ factors)
+        due.add_(product(before, factors))
         change.add_(keep * at.rounded(i, due))
 
 
