@@ -29,6 +29,7 @@ INPUTS: Mapping[str, Sequence[tuple[Any, ...]]] = {
         ("power", W.abs().double() + 0.5, torch.tensor(2.5, dtype=torch.float64))
     ],
     "mask_bytes": [([FLAGS, FLAGS[0]],)],
+    "member_product": [(W, W.T), (W.T, W[:, 0])],
     "obs_exact": [
         (W, HESSIAN, [], 0, 9, 0.01),
         (W, HESSIAN, [], 3, 1, 0.01),
@@ -39,7 +40,6 @@ INPUTS: Mapping[str, Sequence[tuple[Any, ...]]] = {
         (NARROW, [1, 6], "sum", 0.0),
         (W.double(), [4, 1], "max", 0.0),
     ],
-    "product": [(W, W.T), (W.T, W[:, 0])],
     "proximal_sizes": [
         (W.abs().double().sort(0, descending=True).values, 2, torch.tensor(0.5)),
         (W[:2].abs().double().flip(1), 1, torch.tensor(0.5, dtype=torch.float64)),

@@ -21,7 +21,7 @@ def sweep(
     span: int,
     best: int | None,
 ) -> bool:
-    """Write what `one_by_one` of `posttraining/solve/sweep.py` writes; whether this
+    """Write what `sweep_by_sums` of `posttraining/solve/sweep.py` writes; whether this
     kernel takes the tensors.
 
     Every tensor but `scale` (columns,) and `factor` (columns, columns) is (columns,

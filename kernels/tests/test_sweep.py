@@ -11,7 +11,7 @@ import sparsefn as sf
 from sparsefn._engine.backends import BACKENDS
 from sparsefn._engine.selection import best_of_columns
 from sparsefn.posttraining.solve import sweep as solve_sweep
-from sparsefn.posttraining.solve.sweep import Choice, Columns, one_by_one
+from sparsefn.posttraining.solve.sweep import Choice, Columns, sweep_by_sums
 from sparsefn_kernels.sweep import sweep
 
 pytestmark = by_interpreter
@@ -59,7 +59,7 @@ def test_the_bits_are_those_of_torch(seed, rows, pattern, groups, dtype, odd, gi
         assert sweep(
             due, changes, mask, at.factor, at.scale, span, None if given_ else best
         )
-    one_by_one(at, choice)
+    sweep_by_sums(at, choice)
     torch.testing.assert_close(changes, at.changes, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(
         changes.signbit() | changes.isnan(), at.changes.signbit() | at.changes.isnan()

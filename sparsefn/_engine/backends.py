@@ -29,7 +29,7 @@ packages out.
 - `sgd(rows, numbers, momentum, nesterov, decay, clear)`: as `adam`; `numbers` are the
   count and the rate.
 - `sweep(due, changes, mask, factor, scale, span, best)`: writes the changes and the
-  mask of some columns of SparseGPT, as `one_by_one` of `posttraining/solve/sweep.py`
+  mask of some columns of SparseGPT, as `sweep_by_sums` of `posttraining/solve/sweep.py`
   does, where nothing is rounded to a grid. `best` of each `span` columns are kept; None
   where the mask is given. False in place of True leaves them to this library.
 """

@@ -227,7 +227,7 @@ def factor_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:
         panel = hessian[a:, a:b]
         squares.append(panel[: b - a].clone())
         if a:
-            panel.sub_(product(hessian[a:, :a], hessian[a:b, :a].T))
+            panel.sub_(member_product(hessian[a:, :a], hessian[a:b, :a].T))
         lower, info = torch.linalg.cholesky_ex(panel[: b - a])
         infos.append(info)
         panel[: b - a] = lower
@@ -244,24 +244,24 @@ def factor_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:
     return hessian
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
+def member_product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b. Under `vmap` each member has the bits that it has alone, which a product
     of batches does not promise.
 
-    >>> product(torch.eye(2), torch.ones(2))
+    >>> member_product(torch.eye(2), torch.ones(2))
     tensor([1., 1.])
     """
-    made: Tensor = _product(a, b) if transformed() else a @ b
+    made: Tensor = _member_product(a, b) if transformed() else a @ b
     return made
 
 
-@torch.library.custom_op("sparsefn::product", mutates_args=())
-def _product(a: Tensor, b: Tensor) -> Tensor:
+@torch.library.custom_op("sparsefn::member_product", mutates_args=())
+def _member_product(a: Tensor, b: Tensor) -> Tensor:
     return a @ b
 
 
-_product.register_fake(torch.matmul)
-one_by_one(_product)
+_member_product.register_fake(torch.matmul)
+one_by_one(_member_product)
 
 
 def _singular(call: str, hessian: Tensor, damp: float) -> NoReturn:

@@ -24,7 +24,7 @@ from sparsefn.posttraining.solve.arguments import (
     damp_in_place,
     factor_in_place,
     in_one_dtype,
-    product,
+    member_product,
     units_of_weight,
 )
 from sparsefn.posttraining.solve.grid import Grid
@@ -216,7 +216,7 @@ def _swept(
         for changes, mask, rounding in every:
             parts.append(
                 Columns(
-                    product(factor[:a].T, changes[:a]),
+                    member_product(factor[:a].T, changes[:a]),
                     changes[a:b],
                     mask[a:b],
                     within,

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.backends import call_backend
-from sparsefn.posttraining.solve.arguments import product
+from sparsefn.posttraining.solve.arguments import member_product
 from sparsefn.posttraining.solve.grid import Grid, nearest
 
 # How many columns are swept together: changes of other columns reach them by products
-# of matrices. The last ones are swept one by one.
+# of matrices. Columns of the last width are swept one after another.
 WIDTHS = 256, 64, 16
-WIDTHS_BY_LAUNCHES = 256, 64
+WIDTHS_BY_SUMS = 256, 64
 
 # (scores of some columns as (columns, out), which of the blocks they are) -> their mask
 Choose = Callable[[Tensor, int], Tensor]
@@ -30,8 +30,7 @@ class Choice(NamedTuple):
     span: int  # columns
     rows: int  # that compete with each other
     choose: Choose
-    # how many of the span's weights the best of each row are, if nothing else decides
-    best: int | None = None
+    best: int | None = None  # weights of each row that are kept, if scores alone decide
 
 
 class Rounding(NamedTuple):
@@ -87,11 +86,16 @@ class Columns(NamedTuple):
             None if rounding is None else rounding.part(a, b),
         )
 
-    def rounded(self, i: int, due: Tensor) -> Tensor:
+    def kept_change(self, i: int) -> Tensor:
         """What the kept weights of a column change by, when its due is complete."""
+        due = self.due[i]
         if self.rounding is None:
             return due
         return due + self.rounding.error(i, due)
+
+    def pass_on(self, due: Tensor, i: int, change: Tensor) -> None:
+        """Add what follows from the change of a column to the due of later columns."""
+        due[i + 1 :].add_(self.factor[i + 1 :, i, None] * change)
 
     def scores(self, due: Tensor) -> Tensor:
         """w^2 / [H^-1]_jj, of the weights as they are by now, if `due` is what they
@@ -103,8 +107,8 @@ class Columns(NamedTuple):
 
 
 def by_products(device: torch.device) -> bool:
-    """Whether the last columns are swept by products of matrices with vectors, inside
-    of the caches; on a GPU launches take the time.
+    """Whether columns of the last width are swept by products of matrices and vectors,
+    which is fast in a CPU's caches, or by sums, which take a GPU fewer launches.
     """
     return device.type == "cpu"
 
@@ -115,13 +119,12 @@ def widths_of(choice: Choice, device: torch.device) -> list[int]:
 
     Where `choice.span` is not among them, the mask is chosen between columns.
     """
-    small_products = by_products(device)
-    usual = WIDTHS if small_products else WIDTHS_BY_LAUNCHES
+    usual = WIDTHS if by_products(device) else WIDTHS_BY_SUMS
     span = choice.span
     large = [span * max(width // span, 1) for width in usual]
     small = [width for width in usual if width < span]
     widths = {*large, *small}
-    if small_products or choice.best is None:
+    if by_products(device) or choice.best is None:
         widths.add(span)
     return sorted(widths, reverse=True)
 
@@ -147,7 +150,7 @@ def _sweep(
 ) -> None:
     factor = parts[0].factor
     if widths[0] == choice.span:
-        scores = [at.scores(product(inverses[0], at.due)) for at in parts]
+        scores = [at.scores(member_product(inverses[0], at.due)) for at in parts]
         mask = choice.choose(
             scores[0] if len(parts) == 1 else torch.cat(scores, 1), first
         )
@@ -157,18 +160,16 @@ def _sweep(
     if len(widths) == 1:
         for at in parts:
             if by_products(at.due.device):
-                _multiplied(at)
-                continue
-            own = choice if choice.span < widths[0] else None
-            if not _by_backend(at, own):
-                one_by_one(at, own)
+                _sweep_by_products(at)
+            else:
+                _sweep_on_device(at, choice if choice.span < widths[0] else None)
         return
     for a in range(0, len(factor), widths[1]):
         b = min(a + widths[1], len(factor))
         some = [at.part(a, b) for at in parts]
         for at, part in zip(parts, some, strict=True):
             if a:
-                part.due.add_(product(factor[a:b, :a], at.changes[:a]))
+                part.due.add_(member_product(factor[a:b, :a], at.changes[:a]))
         after = a // choice.span
         _sweep(some, choice, widths[1:], first + after, inverses[after:])
 
@@ -197,39 +198,37 @@ def _inverse(factor: Tensor) -> Tensor:
     return inverse
 
 
-def _multiplied(at: Columns) -> None:
-    # The factor is 0 for the column itself and for the columns after it, whose changes
-    # are not known yet. Fused operations would be a little faster, but vmap has none of
-    # them.
+def _sweep_by_products(at: Columns) -> None:
     # A pruned weight changes by all that it is, a kept one by what is due.
     kept = at.mask.to(at.due.dtype)
     at.changes.mul_(1.0 - kept)
+    # The factor is 0 for the column itself and for the columns after it, whose changes
+    # are not known yet. Fused operations would be a little faster, but vmap has none of
+    # them.
     before = at.changes.T
     columns = zip(at.due, at.factor, at.changes, kept, strict=True)
     for i, (due, factors, change, keep) in enumerate(columns):
-        due.add_(product(before, factors))
-        change.add_(keep * at.rounded(i, due))
+        due.add_(member_product(before, factors))
+        change.add_(keep * at.kept_change(i))
 
 
-def _by_backend(at: Columns, choice: Choice | None) -> bool:
-    # Whether a backend has written what `one_by_one` writes.
-    if at.rounding is not None:
-        return False
+def _sweep_on_device(at: Columns, choice: Choice | None) -> None:
     span = len(at.due) if choice is None else choice.span
     best = None if choice is None else choice.best
     device = at.due.device.type
-    due, changes, mask, factor, scale, _ = at
-    return bool(
-        call_backend("sweep", device, due, changes, mask, factor, scale, span, best)
+    due, changes, mask, factor, scale, rounding = at
+    done = rounding is None and call_backend(
+        "sweep", device, due, changes, mask, factor, scale, span, best
     )
+    if not done:
+        sweep_by_sums(at, choice)
 
 
-def one_by_one(at: Columns, choice: Choice | None) -> None:
-    """Write the changes of some columns, and their mask if it is to be chosen, without
-    products of matrices.
+def sweep_by_sums(at: Columns, choice: Choice | None) -> None:
+    """Write the changes of some columns, and their mask if it is to be chosen.
 
-    Each product and each sum is rounded, from the first column to the last, so that a
-    backend can have the same bits.
+    Each product of numbers and each sum is rounded, from the first column to the last,
+    so that a backend can have the same bits.
     """
     columns = len(at.due)
     span = columns if choice is None else choice.span
@@ -238,18 +237,17 @@ def one_by_one(at: Columns, choice: Choice | None) -> None:
         b = min(a + span, columns)
         if choice is not None:
             some = at.part(a, b)
-            some.mask.copy_(choice.choose(some.scores(_changes_if_kept(some)), 0))
+            some.mask.copy_(choice.choose(some.scores(_due_if_kept(some)), 0))
         for i in range(a, b):
-            kept_change = at.rounded(i, at.due[i])
-            change = torch.where(at.mask[i], kept_change, at.changes[i])
-            at.due[i + 1 :].add_(at.factor[i + 1 :, i, None] * change)
+            change = torch.where(at.mask[i], at.kept_change(i), at.changes[i])
+            at.pass_on(at.due, i, change)
             changes.append(change)
     at.changes.copy_(torch.stack(changes))
 
 
-def _changes_if_kept(at: Columns) -> Tensor:
-    # What weights change by if these columns are kept.
+def _due_if_kept(at: Columns) -> Tensor:
+    # What these columns change by if all of them are kept.
     due = at.due.clone()
     for i, change in enumerate(due):
-        due[i + 1 :].add_(at.factor[i + 1 :, i, None] * change)
+        at.pass_on(due, i, change)
     return due
