@@ -401,7 +401,7 @@ class _Cycle(NamedTuple):
         # a function says.
         if self.grow_count is None:
             return n_grow
-        check_whole_rows(self.grow_count, units.grids)
+        check_whole_rows("grow_count", units.grids)
         others = units.within([~rows for rows in taken])
         rows = zip(
             units.rows(grow),

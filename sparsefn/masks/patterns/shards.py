@@ -30,7 +30,6 @@ from sparsefn._engine.processes import (
 from sparsefn._engine.selection import Count, winners
 from sparsefn._engine.sums import Box
 from sparsefn._engine.transforms import Array, without_compiler
-from sparsefn.core.checks import shown
 from sparsefn.core.tree import Leaves
 from sparsefn.masks.patterns.units import Grids, Pattern, Read, Units, units_of
 
@@ -237,8 +236,8 @@ def check_whole_rows(what: object, grids: Grids, shared: bool = False) -> None:
     for path, units in shards_of(grids).items():
         if not shared or units.extent is not None:
             raise ValueError(
-                f"{shown(what)}: expected plain tensors, got a DTensor at {path!r}: it "
-                "reads whole rows of scores"
+                f"{what}: expected plain tensors, got a DTensor at {path!r}: it reads "
+                "whole rows of scores; leave the leaf out with where="
             )
 
 

@@ -138,12 +138,8 @@ ONCE: dict[str, Callable[[], sf.Algorithm]] = {
 REFUSED = {("iterative", "erk"), ("snfs", "global"), ("snfs", "floor")}
 
 
-def refused(algorithm: sf.Algorithm, params: Any) -> None:
-    with pytest.raises(
-        ValueError,
-        match="srigl: expected plain tensors, got a DTensor at 'v'; the entries of a "
-        "whole",
-    ):
+def refused(algorithm: sf.Algorithm, params: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
         algorithm.update(algorithm.init(params), params, 0)
 
 
@@ -169,10 +165,18 @@ def cases() -> Cases:
             values(few, seed=1),
             places,
         )
-    yield (
-        "srigl",
-        partial(refused, sf.methods.srigl(0.5, steps=4), places["S0"](values(few))),
+    plain = "expected plain tensors, got a DTensor at 'v'"
+    some = places["S0"](values(few))
+    algorithm = sf.methods.srigl(0.5, steps=4)
+    text = f"srigl: {plain}; the entries of a whole"
+    yield "srigl", partial(refused, algorithm, some, text)
+    algorithm = sf.rigl(
+        0.5, drop_fraction=0.5, key=KEY, grow_count=lambda scores, free, wanted: wanted
     )
+    text = f"^grow_count: {plain}: it reads whole rows of scores; leave the leaf out"
+    yield "grow_count", partial(refused, algorithm, some, text)
+    algorithm = sf.gmp(sf.counts.Counted(lambda scores, active, step: active.sum(-1)))
+    yield "a count", partial(refused, algorithm, some, f"^Counted.*: {plain}")
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
         params, grads = (values(SHAPES, seed=seed, dtype=dtype) for seed in (2, 3))
         for name in ("rigl", "gmp", "snfs", "adam rigl"):
