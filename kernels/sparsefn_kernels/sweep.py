@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,11 @@ from sparsefn._engine.transforms import transformed
 from sparsefn_kernels.device_tables import on
 from sparsefn_kernels.source import sweep as source
 
+if TYPE_CHECKING:
+    from sparsefn.posttraining.solve.sweep import Rounding
+
 _BLOCK = 32  # rows of a program, one a thread
+_LARGEST = 1 << 24  # integer of a grid: float32 has all to there
 
 
 def sweep(
@@ -18,6 +24,7 @@ def sweep(
     mask: Tensor,
     factor: Tensor,
     scale: Tensor,
+    rounding: Rounding | None,
     span: int,
     best: int | None,
 ) -> bool:
@@ -27,12 +34,30 @@ def sweep(
     Every tensor but `scale` (columns,) and `factor` (columns, columns) is (columns,
     rows). `best` of each `span` columns are kept, None where the mask is given.
     """
+    steps, zero, low, high = None, None, 0, 0
+    if rounding is not None:
+        _, steps, zero, low, high = rounding
     if transformed() or due.dtype not in (torch.float32, torch.float64):
         return False
-    whole = (due, changes, mask, scale)
-    if not all(map(Tensor.is_contiguous, whole)) or factor.stride(1) != 1:
+    if max(-low, high) > _LARGEST:
         return False
-    _sweep(due, changes, mask, factor, scale, span, best or 0, best is not None)
+    given = (due, changes, mask, scale, steps, zero)
+    if not all(x is None or x.is_contiguous() for x in given) or factor.stride(1) != 1:
+        return False
+    _sweep(
+        due,
+        changes,
+        mask,
+        factor,
+        scale,
+        steps,
+        zero,
+        low,
+        high,
+        span,
+        best or 0,
+        best is not None,
+    )
     return True
 
 
@@ -45,6 +70,10 @@ def _sweep(
     mask: Tensor,
     factor: Tensor,
     scale: Tensor,
+    grid_scale: Tensor | None,
+    grid_zero: Tensor | None,
+    low: int,
+    high: int,
     span: int,
     best: int,
     choose: bool,
@@ -63,11 +92,16 @@ def _sweep(
             torch.empty(
                 span * rows if choose else 0, dtype=due.dtype, device=due.device
             ),
+            grid_scale,
+            grid_zero,
             columns,
             rows,
             SPAN=span if choose else 1,
             BEST=best,
             CHOOSE=choose,
+            ROUND=grid_scale is not None,
+            LOW=low,
+            HIGH=high,
             B=_BLOCK,
             num_warps=1,
             enable_fp_fusion=False,

@@ -12,6 +12,7 @@ from triton.runtime.jit import JITFunction
 import sparsefn as sf
 from sparsefn._engine.draws import threefry
 from sparsefn._engine.selection import Entry
+from sparsefn.posttraining.solve.sweep import Rounding
 from sparsefn_kernels import draw, select, step, sweep
 
 pytestmark = by_compiler
@@ -142,5 +143,8 @@ def test_sweeps_are_launched_as_they_are_written(dtype, launched):
         due, changes = torch.zeros(2, columns, rows, dtype=dtype)
         factor = torch.zeros(columns, 256, dtype=dtype)[:, :columns]
         scale = torch.ones(columns, dtype=dtype)
-        assert sweep.sweep(due, changes, due > 0, factor, scale, span, best)
-    assert launched == ["sweep"] * 2
+        rounding = Rounding(due, due + 1, due, -8, 7)
+        for grid in (None, rounding):
+            some = (due, changes, due > 0, factor, scale, grid)
+            assert sweep.sweep(*some, span, best)
+    assert launched == ["sweep"] * 4

@@ -11,7 +11,7 @@ import sparsefn as sf
 from sparsefn._engine.backends import BACKENDS
 from sparsefn._engine.selection import best_of_columns
 from sparsefn.posttraining.solve import sweep as solve_sweep
-from sparsefn.posttraining.solve.sweep import Choice, Columns, sweep_by_sums
+from sparsefn.posttraining.solve.sweep import Choice, Columns, Rounding, sweep_by_sums
 from sparsefn_kernels.sweep import sweep
 
 pytestmark = by_interpreter
@@ -26,9 +26,20 @@ def choice_of(span, best):
     return Choice(span, 1, lambda scores, i: choose(scores), best)
 
 
-def columns_of(columns, rows, dtype, odd, seed):
+def rounding_of(old, grid, draw):
+    if grid is None:
+        return None
+    low, high = grid
+    scale = 2.0 ** torch.randint(-3, 3, old.shape, generator=draw).to(old.dtype)
+    zero = torch.randint(low, high + 1, old.shape, generator=draw).to(old.dtype)
+    return Rounding(old.clone(), scale, zero, low, high)
+
+
+def columns_of(columns, rows, dtype, odd, grid, seed):
     draw = torch.Generator().manual_seed(seed)
     due, old = torch.randn(2, columns, rows, generator=draw, dtype=dtype)
+    if grid is not None:  # halves between the numbers of the grid, too
+        due, old = (due * 16).round() / 16, (old * 16).round() / 16
     if odd:  # ties, and numbers that overflow
         some = ODD[torch.randint(len(ODD), old.shape, generator=draw)].to(dtype)
         old = torch.where(torch.rand(old.shape, generator=draw) < 0.4, some, old)
@@ -37,7 +48,7 @@ def columns_of(columns, rows, dtype, odd, seed):
     square = torch.randn(columns, columns + 3, generator=draw, dtype=dtype)
     factor = square[:, :columns].tril(-1) if odd else square.tril(-1)[:, :columns]
     scale = torch.rand(columns, generator=draw, dtype=dtype)
-    return Columns(due, old, mask, factor, scale, None)
+    return Columns(due, old, mask, factor, scale, rounding_of(old, grid, draw))
 
 
 @settings(max_examples=60, deadline=None)
@@ -49,16 +60,18 @@ def columns_of(columns, rows, dtype, odd, seed):
     st.sampled_from([torch.float32, torch.float64]),
     st.booleans(),
     st.booleans(),
+    st.sampled_from([None, (-8, 7), (0, 3), (-128, 127)]),
 )
-def test_the_bits_are_those_of_torch(seed, rows, pattern, groups, dtype, odd, given_):
+def test_the_bits_are_those_of_torch(
+    seed, rows, pattern, groups, dtype, odd, given_, grid
+):
     span, best = pattern
-    at = columns_of(span * groups, rows, dtype, odd, seed)
+    at = columns_of(span * groups, rows, dtype, odd, grid, seed)
     due, changes, mask = (x.clone() for x in at[:3])
     choice = None if given_ else choice_of(span, best)
     with np.errstate(all="ignore"):  # the interpreter computes with numpy
-        assert sweep(
-            due, changes, mask, at.factor, at.scale, span, None if given_ else best
-        )
+        most = None if given_ else best
+        assert sweep(due, changes, mask, *at[3:], span, most)
     sweep_by_sums(at, choice)
     torch.testing.assert_close(changes, at.changes, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(
@@ -68,11 +81,18 @@ def test_the_bits_are_those_of_torch(seed, rows, pattern, groups, dtype, odd, gi
 
 
 X = torch.ones(3, 5)
-TAKEN = (X, X, X > 0, torch.eye(3), torch.ones(3), 3, None)
+TAKEN = (X, X, X > 0, torch.eye(3), torch.ones(3), None, 3, None)
 REFUSED = {
     "another dtype": [x.half() for x in (X, X)],
     "columns that are not adjacent": [X.T.contiguous().T] * 2,
 }
+
+
+def test_large_grids_are_left_to_torch():
+    for high in (1 << 24, 1 << 25):
+        grid = Rounding(X, X, X, 0, high)
+        some = [x.clone() for x in TAKEN[:5]]
+        assert sweep(*some, grid, *TAKEN[6:]) is (high == 1 << 24)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -92,7 +112,7 @@ def test_the_operator_is_what_it_says_it_is(best):
     tensors = [x.clone() for x in TAKEN[:5]]
     torch.library.opcheck(
         torch.ops.sparsefn_kernels.sweep.default,
-        (*tensors, 3, best, bool(best)),
+        (*tensors, *[tensors[0].clone()] * 2, -8, 7, 3, best, bool(best)),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -105,6 +125,8 @@ def test_obs_has_the_same_bits_with_and_without(options, monkeypatch):
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(200, 160, generator=draw)
     weight, hessian = torch.randn(40, 160, generator=draw), x.T @ x
+    if "round_to" in options:
+        options = {**options, "round_to": sf.solve.grid(weight, 4)}
     monkeypatch.setattr(solve_sweep, "by_products", lambda device: False)
     with without():
         want = sf.solve.obs(weight, hessian, **options)

@@ -28,10 +28,10 @@ packages out.
   the moments, the gradient and the param; gives its update and new moments.
 - `sgd(rows, numbers, momentum, nesterov, decay, clear)`: as `adam`; `numbers` are the
   count and the rate.
-- `sweep(due, changes, mask, factor, scale, span, best)`: writes the changes and the
-  mask of some columns of SparseGPT, as `sweep_by_sums` of `posttraining/solve/sweep.py`
-  does, where nothing is rounded to a grid. `best` of each `span` columns are kept; None
-  where the mask is given. False in place of True leaves them to this library.
+- `sweep(due, changes, mask, factor, scale, rounding, span, best)`: writes the changes
+  and the mask of some columns of SparseGPT, as `sweep_by_sums` of
+  `posttraining/solve/sweep.py` does. `best` of each `span` columns are kept; None where
+  the mask is given. False in place of True leaves them to this library.
 """
 
 from __future__ import annotations

@@ -58,6 +58,26 @@ def _choose(scores, mask, first, rows, inside, SPAN: tl.constexpr, BEST: tl.cons
 
 
 @triton.jit
+def _rounding_error(x, scale, zero, LOW: tl.constexpr, HIGH: tl.constexpr):
+    """What rounding to a grid takes from some weights."""
+    if x.dtype == tl.float64:
+        y = x / scale
+    else:
+        y = tl.div_rn(x, scale)
+    # the bounds are integers, so that they may come before the rounding
+    y = tl.where(y < LOW - zero, LOW - zero, y)
+    y = tl.where(y > HIGH - zero, HIGH - zero, y)
+    # to the nearest integer, half to even; each step is exact
+    whole = y.to(tl.int32)
+    nearest = whole.to(x.dtype)
+    part = y - nearest
+    is_odd = (whole & 1) != 0
+    nearest += tl.where((part > 0.5) | ((part == 0.5) & is_odd), 1.0, 0.0)
+    nearest -= tl.where((part < -0.5) | ((part == -0.5) & is_odd), 1.0, 0.0)
+    return x - nearest * scale
+
+
+@triton.jit
 def sweep(
     due,
     changes,
@@ -66,15 +86,21 @@ def sweep(
     width,
     scale,
     scores,
+    grid_scale,
+    grid_zero,
     columns,
     rows,
     SPAN: tl.constexpr,
     BEST: tl.constexpr,
     CHOOSE: tl.constexpr,
+    ROUND: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
     B: tl.constexpr,
 ):
     """Sweep B rows. CHOOSE: the mask is written, and keeps BEST of each SPAN columns.
-    Otherwise it is given, and SPAN is 1.
+    Otherwise it is given, and SPAN is 1. ROUND: kept weights are rounded to a grid of
+    integers from LOW to HIGH.
     """
     row = tl.program_id(0) * B + tl.arange(0, B)
     inside = row < rows
@@ -104,5 +130,10 @@ def sweep(
             at = changes + column * rows
             kept = tl.load(mask + column * rows, mask=inside, other=0) != 0
             old = tl.load(at, mask=inside, other=0.0)
+            if ROUND:
+                there = column * rows + row
+                step = tl.load(grid_scale + there, mask=inside, other=1.0)
+                zero = tl.load(grid_zero + there, mask=inside, other=0.0)
+                change += _rounding_error(old - change, step, zero, LOW, HIGH)
             tl.store(at, tl.where(kept, change, old), mask=inside)
             tl.debug_barrier()

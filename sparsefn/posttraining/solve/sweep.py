@@ -215,12 +215,7 @@ def _sweep_by_products(at: Columns) -> None:
 def _sweep_on_device(at: Columns, choice: Choice | None) -> None:
     span = len(at.due) if choice is None else choice.span
     best = None if choice is None else choice.best
-    device = at.due.device.type
-    due, changes, mask, factor, scale, rounding = at
-    done = rounding is None and call_backend(
-        "sweep", device, due, changes, mask, factor, scale, span, best
-    )
-    if not done:
+    if not call_backend("sweep", at.due.device.type, *at, span, best):
         sweep_by_sums(at, choice)
 
 
