@@ -48,8 +48,9 @@ SLACK = 1.03
 # the versions that they were counted with: other ones make other calls
 COUNTED_WITH = ("3.11", "2.14.1")
 # What a reader meets. Room for 3 %: features may come, density may not pay for them.
-# 700 went into sweeps of SparseGPT that are one launch.
-TOKENS = 347_200 * 1.03
+# 1,000 went into sweeps of SparseGPT that are one launch, and into products that
+# autocast leaves alone.
+TOKENS = 347_500 * 1.03
 TOKENS_A_LINE = 8.53  # 8.50 before files lay in layers: imports got longer paths
 # `a, b = x, y` of two values or more: swaps alone.
 PACKED = 3

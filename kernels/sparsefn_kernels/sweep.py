@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sparsefn.posttraining.solve.sweep import Rounding
 
 _BLOCK = 32  # rows of a program, one a thread
-_LARGEST = 1 << 24  # integer of a grid: float32 has all to there
+_LARGEST = 1 << 24  # float32 holds every integer up to here
 
 
 def sweep(
@@ -28,8 +28,9 @@ def sweep(
     span: int,
     best: int | None,
 ) -> bool:
-    """Write what `sweep_by_sums` of `posttraining/solve/sweep.py` writes; whether this
-    kernel takes the tensors.
+    """Write the changes and the mask that `sweep_by_sums` of
+    `posttraining/solve/sweep.py` writes, and use up `due`; False for tensors that this
+    kernel does not take.
 
     Every tensor but `scale` (columns,) and `factor` (columns, columns) is (columns,
     rows). `best` of each `span` columns are kept, None where the mask is given.
@@ -39,7 +40,7 @@ def sweep(
         _, steps, zero, low, high = rounding
     if transformed() or due.dtype not in (torch.float32, torch.float64):
         return False
-    if max(-low, high) > _LARGEST:
+    if max(-low, high) > _LARGEST or (best is not None and len(due) % span):
         return False
     given = (due, changes, mask, scale, steps, zero)
     if not all(x is None or x.is_contiguous() for x in given) or factor.stride(1) != 1:

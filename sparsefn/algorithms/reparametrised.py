@@ -6,7 +6,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn._engine.leaves import is_sparse
+from sparsefn._engine.leaves import is_sparse, without_autocast
 from sparsefn.algorithms.frame import framed, own_params
 from sparsefn.algorithms.processes import derived_view
 from sparsefn.algorithms.reparam import Reparametrisation
@@ -26,7 +26,7 @@ from sparsefn.core.state import (
     support_of,
     update_of,
 )
-from sparsefn.core.tree import Leaves, Tree, flatten, with_leaves
+from sparsefn.core.tree import Leaves, Tree, flatten, leaves_of, with_leaves
 from sparsefn.core.tree.where import default_where, select_leaves
 from sparsefn.masks import intersect
 
@@ -183,8 +183,11 @@ def reparametrised(
         def weights_of(tree: Tree) -> Tree:
             return reparam.apply({**every, **tree}, state.scores["step"], seed)[0]
 
-        weights, pull = torch.func.vjp(weights_of, latents)[:2]
-        return view_of(state, pull({path: leaves[path] for path in weights})[0], leaves)
+        device = leaves_of(latents)[0].device.type
+        with without_autocast(device):
+            weights, pull = torch.func.vjp(weights_of, latents)[:2]
+            pulled = pull({path: leaves[path] for path in weights})[0]
+        return view_of(state, pulled, leaves)
 
     def support(state: State) -> Tree:
         moves = flatten(support_of(inner_state(state)))[0]

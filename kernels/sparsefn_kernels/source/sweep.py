@@ -2,8 +2,9 @@
 `posttraining/solve/sweep.py`.
 
 Tensors are (columns, rows); a program sweeps a few of the rows. Every operation rounds
-once, as torch does: launch with `enable_fp_fusion=False`. A thread has one row, so that
-it reads what it has written itself.
+once, as torch does: launch with `enable_fp_fusion=False`. A thread has one row, and
+reads what it has written itself; the barriers hold if a compiler lays rows out
+otherwise.
 """
 
 import triton

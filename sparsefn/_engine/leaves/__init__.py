@@ -37,4 +37,9 @@ from sparsefn._engine.leaves.lists import (
     small_packs,
     split_like,
 )
+from sparsefn._engine.leaves.matrix_products import (
+    member_product,
+    plain_product,
+    without_autocast,
+)
 from sparsefn._engine.leaves.member_operators import hidden, one_by_one

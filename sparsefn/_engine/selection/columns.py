@@ -30,14 +30,16 @@ def best_of_columns(
     >>> best_of_columns(4, 2, scores.device)(scores).T
     tensor([[False,  True,  True, False]])
 
-    Scores are 0 or more, or NaN. The masks are the same as from `winners`.
+    Scores are 0 or more, or NaN, and may be of fewer units. The masks are the same as
+    from `winners`.
     """
     places = torch.arange(units, device=device)
     earlier = places[:, None, None] < places[:, None]
 
     def best(scores: Tensor) -> Tensor:
         if pays([scores]) and is_narrow((1, *scores.shape)):
-            return _by_pairs(scores, earlier, count)
+            n = len(scores)
+            return _by_pairs(scores, earlier[:n, :n], count)
         return winners([Entry(scores[None])], [count])[0][0]
 
     return best

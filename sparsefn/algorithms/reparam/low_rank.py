@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from sparsefn._engine.leaves import plain_product
 from sparsefn._engine.processes import check_plain
 from sparsefn.algorithms.reparam.gates import uniform_at
 from sparsefn.algorithms.reparam.weight_map import Reparametrisation
@@ -117,9 +118,8 @@ def low_rank(
         masks = {}
         for path, base in latents["base"].items():
             masks[path] = (base != 0).detach()
-            total = wide(base) + scale * (latents["b"][path] @ a[path]).reshape(
-                base.shape
-            )
+            change = plain_product(latents["b"][path], a[path]).reshape(base.shape)
+            total = wide(base) + scale * change
             weights[path] = torch.where(masks[path], total, 0.0).to(base.dtype)
         return weights, masks
 

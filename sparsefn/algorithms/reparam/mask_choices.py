@@ -10,6 +10,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from sparsefn._engine.leaves import plain_product
 from sparsefn._engine.numbers import folded
 from sparsefn._engine.processes import check_plain
 from sparsefn.algorithms.mask_draws import (
@@ -107,7 +108,8 @@ def mask_choices(
                 rows = to_rows(units, known[path]).to(logit.dtype)
                 masks = torch.tensor(choices, dtype=logit.dtype, device=leaf.device)
                 mean = sum(choices[0]) ** 2 / len(choices[0])
-                logit = logit + strength * _SPREAD * (rows @ masks.T - mean)
+                near = plain_product(rows, masks.T) - mean
+                logit = logit + strength * _SPREAD * near
             logits[path] = logit.to(like.dtype)
         check_prunes("mask_choices", known)
         return {"base": dict(leaves), "logit": logits}

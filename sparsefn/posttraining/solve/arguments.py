@@ -8,9 +8,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from sparsefn._engine.leaves import check_device, one_by_one
+from sparsefn._engine.leaves import check_device, member_product
 from sparsefn._engine.processes import check_plain
-from sparsefn._engine.transforms import read_number, transformed
+from sparsefn._engine.transforms import read_number
 from sparsefn.core.checks import number
 from sparsefn.masks.patterns.tied_sets import TiedPattern
 from sparsefn.masks.patterns.units import Pattern, Units, units_of
@@ -242,26 +242,6 @@ def factor_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:
         upper = hessian.triu(1)
         _singular(call, upper + upper.T + torch.diag(hessian.diagonal()), damp)
     return hessian
-
-
-def member_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b. Under `vmap` each member has the bits that it has alone, which a product
-    of batches does not promise.
-
-    >>> member_product(torch.eye(2), torch.ones(2))
-    tensor([1., 1.])
-    """
-    made: Tensor = _member_product(a, b) if transformed() else a @ b
-    return made
-
-
-@torch.library.custom_op("sparsefn::member_product", mutates_args=())
-def _member_product(a: Tensor, b: Tensor) -> Tensor:
-    return a @ b
-
-
-_member_product.register_fake(torch.matmul)
-one_by_one(_member_product)
 
 
 def _singular(call: str, hessian: Tensor, damp: float) -> NoReturn:

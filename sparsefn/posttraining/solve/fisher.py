@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sparsefn._engine.leaves import plain_product
 from sparsefn.core.checks import check_int, number
 from sparsefn.masks.select import topk_mask
 from sparsefn.posttraining.solve.arguments import (
@@ -78,14 +79,14 @@ def _inverse(g: Tensor, damp: float) -> Tensor:
     # Of damp I + g'g, by the smaller of the two squares that g makes.
     n, d = g.shape[-2:]
     wide = n < d
-    square = g @ g.mT if wide else g.mT @ g
+    square = plain_product(g, g.mT) if wide else plain_product(g.mT, g)
     eye = torch.eye(min(n, d), dtype=g.dtype, device=g.device)
     lower = torch.linalg.cholesky(square + damp * eye)
     if not wide:
         return torch.cholesky_inverse(lower)
     half = torch.linalg.solve_triangular(lower, g, upper=False)
     eye = torch.eye(d, dtype=g.dtype, device=g.device)
-    inverse: Tensor = (eye - half.mT @ half) / damp
+    inverse: Tensor = (eye - plain_product(half.mT, half)) / damp
     return inverse
 
 
@@ -151,7 +152,7 @@ def obs_fisher(
     lost = torch.where(kept, 0.0, flat)
     lost = torch.nn.functional.pad(lost, (0, diagonal.numel() - size))
     by_block = lost.reshape(diagonal.shape) / diagonal
-    changes = inverse @ by_block[..., None]
+    changes = plain_product(inverse, by_block[..., None])
     new = flat - changes.flatten()[:size]
     new = torch.where(kept, new, 0.0).to(weight.dtype)
     return new.reshape(weight.shape), kept.reshape(weight.shape)

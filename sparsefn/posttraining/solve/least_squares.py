@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsefn._engine.leaves import check_device, hidden, one_by_one
+from sparsefn._engine.leaves import check_device, hidden, one_by_one, plain_product
 from sparsefn._engine.processes import check_alike, check_plain, gathered, own
 from sparsefn.core.tree import check_not_meta
 from sparsefn.posttraining.solve.arguments import (
@@ -121,7 +121,8 @@ def solved(
     dead = damp_in_place("refit", h, share)
     old = w.masked_fill(dead, 0.0)
     new = old.masked_fill(~kept, 0.0)
-    pull = (old - new) @ h  # what the kept weights of a row have to make up for
+    # what the kept weights of a row have to make up for
+    pull = plain_product(old - new, h)
     if missing is not None:
         pull += missing.masked_fill(dead, 0.0)
     masks, mask_of_row = torch.unique(kept, dim=0, return_inverse=True)

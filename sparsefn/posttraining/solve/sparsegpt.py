@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sparsefn._engine.leaves import check_device, member_product
 from sparsefn._engine.processes import check_alike, gathered, own
 from sparsefn._engine.selection import best_of_columns
 from sparsefn._engine.transforms import host_number, read_number
@@ -24,7 +25,6 @@ from sparsefn.posttraining.solve.arguments import (
     damp_in_place,
     factor_in_place,
     in_one_dtype,
-    member_product,
     units_of_weight,
 )
 from sparsefn.posttraining.solve.grid import Grid
@@ -119,8 +119,7 @@ def obs(
         return torch.zeros_like(w, dtype=weight.dtype), torch.zeros_like(
             w, dtype=torch.bool
         )
-    if round_to is not None:
-        _check_grid(round_to, w)
+    grid = None if round_to is None else _check_grid(round_to, w)
     check_alike("obs", w, h, mask, keep, pattern, block, damp, *(round_to or ()))
     separate = not size % max(choice.rows, 1) or len(w) <= size
     if not separate:  # rows of one part compete with those of another
@@ -142,18 +141,28 @@ def obs(
             w = new
         else:
             w = new.masked_fill(dead, 0.0)
-        grid = None if round_to is None else _grid_of(round_to, w.dtype, mine)
         factor = factor_in_place("obs", h, share)
-        new, kept = _swept(w, size, factor, choice, grid)
+        given = [] if mask is None else [mask]
+        if grid is not None:
+            grid = _rows_of(grid, mine)
+            given += [grid.scale, grid.zero]
+        new, kept = _swept(w, size, factor, choice, grid, given)
     new, kept = gathered(new.to(weight.dtype), kept)
     return new, kept
 
 
-def _check_grid(grid: Grid, w: Tensor) -> None:
+def _check_grid(grid: Grid, w: Tensor) -> Grid:
+    # The grid in the dtype that is computed in.
     if not isinstance(grid, Grid):
         raise TypeError(
             "obs: expected round_to to be a grid such as sf.solve.grid(weight, 4), got "
             f"{type(grid).__name__}"
+        )
+    _, _, low, high = grid
+    if not (is_int(low) and is_int(high) and low <= high):
+        raise ValueError(
+            "obs: expected round_to with ints low <= high, got "
+            f"{low!r} and {high!r}: sf.solve.grid(weight, 4) makes them"
         )
     if grid.scale.ndim != 2 or grid.zero.shape != grid.scale.shape:
         raise ValueError(
@@ -168,43 +177,56 @@ def _check_grid(grid: Grid, w: Tensor) -> None:
             f"{tuple(w.shape)}, got {rows, groups}: make it of this weight, as "
             "sf.solve.grid(weight, 4) does"
         )
-    usable = grid.scale.isfinite() & (grid.scale > 0)
+    check_device("weight and round_to", w.device, grid.scale)
+    check_device("weight and round_to", w.device, grid.zero)
+    scale = grid.scale.detach().to(w.dtype)
+    zero = grid.zero.detach().to(w.dtype)
+    usable = scale.isfinite() & (scale > 0)
+    usable &= (zero == zero.round()) & (zero >= low) & (zero <= high)
     if read_number(usable.all()) is False:
         row = int((~usable).any(1).nonzero()[0])
         raise ValueError(
-            "obs: expected round_to with scales that are finite and above 0, got "
-            f"others in row {row}: groups of zeros have the scale 1, as "
-            "sf.solve.grid(weight, 4) makes it"
+            f"obs: expected round_to with scales that are finite and above 0 in "
+            f"{w.dtype}, and zeros that are integers from {low} to {high}, got others "
+            f"in row {row}: groups of zeros have the scale 1, as sf.solve.grid(weight, "
+            "4) makes it"
         )
+    return Grid(scale, zero, low, high)
 
 
-def _grid_of(grid: Grid, dtype: torch.dtype, rows: slice) -> Grid:
-    # The grid of some rows, in the dtype that is computed in.
-    scale = grid.scale[rows].to(dtype)
-    return grid._replace(scale=scale, zero=grid.zero[rows].to(dtype))
+def _rows_of(grid: Grid, rows: slice) -> Grid:
+    return grid._replace(scale=grid.scale[rows], zero=grid.zero[rows])
 
 
 def _swept(
-    w: Tensor, size: int, lower: Tensor, choice: Choice, grid: Grid | None
+    w: Tensor,
+    size: int,
+    lower: Tensor,
+    choice: Choice,
+    grid: Grid | None,
+    others: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor]:
-    # New weights and their mask, from the factor of the reversed hessian.
+    # New weights and their mask, from the factor of the reversed hessian; `others` are
+    # tensors that decide them, too.
     columns = len(lower)
     widths = widths_of(choice, w.device)
     wide = widths[0]
-    # batched by vmap if one of the two is
-    some = (w[:1, :1] + lower[:1, :1]).expand(w.shape)
+    # batched by vmap if one of them is
+    entry = sum(x[:1, :1] for x in (w, lower, *others))
+    assert isinstance(entry, Tensor)
+    like = entry.expand(w.shape)
     plain = torch.contiguous_format
-    new = torch.empty_like(some, dtype=w.dtype, memory_format=plain)
-    kept = torch.empty_like(some, dtype=torch.bool, memory_format=plain)
+    new = torch.empty_like(like, dtype=w.dtype, memory_format=plain)
+    kept = torch.empty_like(like, dtype=torch.bool, memory_format=plain)
     rows = [slice(i, i + size) for i in range(0, len(w), size)] or [slice(0, 0)]
-    every = []
+    parts = []
     for at in rows:
         changes = torch.empty_like(new[at].T, memory_format=plain).copy_(w[at].T)
         mask = torch.empty_like(kept[at].T, memory_format=plain)
         rounding = None
         if grid is not None:
-            rounding = Rounding.of(changes.clone(), _grid_of(grid, w.dtype, at))
-        every.append((changes, mask, rounding))
+            rounding = Rounding.of(changes.clone(), _rows_of(grid, at))
+        parts.append((changes, mask, rounding))
     for a in range(0, columns, wide):
         b = min(a + wide, columns)
         # columns a to b of R, rows up to b
@@ -212,9 +234,9 @@ def _swept(
         scale = factor[a:].diagonal().clone()
         factor.div_(-scale)
         within = factor[a:].triu(1).T.contiguous()
-        parts = []
-        for changes, mask, rounding in every:
-            parts.append(
+        swept = []
+        for changes, mask, rounding in parts:
+            swept.append(
                 Columns(
                     member_product(factor[:a].T, changes[:a]),
                     changes[a:b],
@@ -224,12 +246,11 @@ def _swept(
                     None if rounding is None else rounding.part(a, b),
                 )
             )
-        sweep(parts, choice, widths, a // choice.span)
-    for (changes, mask, _), at in zip(every, rows, strict=True):
+        sweep(swept, choice, widths, a // choice.span)
+    for (changes, mask, _), at in zip(parts, rows, strict=True):
         new[at].copy_(changes.T)
         kept[at].copy_(mask.T)
-    # -0.0 less its change is -0.0 again
-    new = new.neg_().add_(w)
+    new = new.neg_().add_(w)  # in this order -0.0 stays -0.0
     if grid is not None:  # old - (old - new) may differ from new in its last bit
         new = grid.round(new)
     return torch.where(kept, new, 0.0), kept
@@ -304,8 +325,9 @@ def _choice(
     number = kept_count(units, count) if _are_single(units) and w.numel() else None
     if height == 1 and isinstance(number, int):
         best = best_of_columns(span, number, w.device)
+        n_best = None if columns % span else number  # the last group may have fewer
         # a group is in a column of the scores
-        return Choice(span, 1, lambda scores, i: best(scores), best=number)
+        return Choice(span, 1, lambda scores, i: best(scores), n_best)
     return Choice(
         span,
         height,

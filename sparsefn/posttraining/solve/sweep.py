@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.backends import call_backend
-from sparsefn.posttraining.solve.arguments import member_product
+from sparsefn._engine.leaves import member_product
 from sparsefn.posttraining.solve.grid import Grid, nearest
 
 # How many columns are swept together: changes of other columns reach them by products
@@ -30,7 +30,8 @@ class Choice(NamedTuple):
     span: int  # columns
     rows: int  # that compete with each other
     choose: Choose
-    best: int | None = None  # weights of each row that are kept, if scores alone decide
+    # of the span's weights so many of each row are kept, if scores alone decide
+    n_best: int | None = None
 
 
 class Rounding(NamedTuple):
@@ -70,8 +71,8 @@ class Columns(NamedTuple):
     due: Tensor  # the changes of kept weights, as far as earlier columns cause them
     changes: Tensor  # old - new; before, the old weights
     mask: Tensor  # of the weights to keep
-    factor: Tensor  # R' over minus its diagonal, with 0 on the diagonal
-    scale: Tensor  # the diagonal
+    factor: Tensor  # F[i, j] = -R[j, i] / R[i, i] for j < i, and 0 elsewhere
+    scale: Tensor  # R[i, i]
     rounding: Rounding | None
 
     def part(self, a: int, b: int) -> Columns:
@@ -102,7 +103,7 @@ class Columns(NamedTuple):
         change by.
         """
         # signs are flipped, and then they are squared
-        now = due.sub_(self.changes).mul_(self.scale[:, None])
+        now = (due - self.changes).mul_(self.scale[:, None])
         return now.mul_(now)
 
 
@@ -124,7 +125,7 @@ def widths_of(choice: Choice, device: torch.device) -> list[int]:
     large = [span * max(width // span, 1) for width in usual]
     small = [width for width in usual if width < span]
     widths = {*large, *small}
-    if by_products(device) or choice.best is None:
+    if by_products(device) or choice.n_best is None:
         widths.add(span)
     return sorted(widths, reverse=True)
 
@@ -175,8 +176,8 @@ def _sweep(
 
 
 def _inverses(factor: Tensor, span: int) -> list[Tensor]:
-    # For each `span` columns of a factor, the matrix that turns the changes from
-    # earlier columns into the changes of these columns, if all are kept.
+    # For each `span` columns of a factor F, (I - F)^-1: if all of them are kept, they
+    # change by what is due plus F times their changes.
     columns = len(factor)
     many = columns // span
     rest = columns - many * span
@@ -214,8 +215,8 @@ def _sweep_by_products(at: Columns) -> None:
 
 def _sweep_on_device(at: Columns, choice: Choice | None) -> None:
     span = len(at.due) if choice is None else choice.span
-    best = None if choice is None else choice.best
-    if not call_backend("sweep", at.due.device.type, *at, span, best):
+    n_best = None if choice is None else choice.n_best
+    if not call_backend("sweep", at.due.device.type, *at, span, n_best):
         sweep_by_sums(at, choice)
 
 
@@ -243,6 +244,6 @@ def sweep_by_sums(at: Columns, choice: Choice | None) -> None:
 def _due_if_kept(at: Columns) -> Tensor:
     # What these columns change by if all of them are kept.
     due = at.due.clone()
-    for i, change in enumerate(due):
-        at.pass_on(due, i, change)
+    for i in range(len(due)):
+        at.pass_on(due, i, due[i])
     return due

@@ -39,3 +39,12 @@ def test_a_choice_on_a_device_takes_six_launches_and_waits_for_nothing():
     best = best_of_columns(4, 2, scores.device)
     found = counted(lambda: best(scores))
     assert found.launches <= 6 and not found.waits
+
+
+def test_the_last_columns_may_have_fewer_units(monkeypatch):
+    scores = torch.tensor([[1.0], [3.0], [3.0]])
+    best = best_of_columns(4, 2, scores.device)
+    want = [[False], [True], [True]]
+    assert best(scores).tolist() == want
+    monkeypatch.setattr(columns, "pays", lambda tensors: True)
+    assert best(scores).tolist() == want

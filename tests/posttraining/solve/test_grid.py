@@ -189,22 +189,85 @@ def test_half_precision_and_vmap():
         ),
         *[
             (
-                lambda w, scale=scale: solve.obs(
+                lambda w, scale=scale, zero=zero: solve.obs(
                     w,
                     torch.eye(8),
                     keep=4,
                     round_to=solve.Grid(
-                        torch.tensor([[1.0], [scale]]), torch.zeros(2, 1), -8, 7
+                        torch.tensor([[1.0], [scale]], dtype=torch.float64),
+                        torch.tensor([[0.0], [zero]]),
+                        -8,
+                        7,
                     ),
                 ),
                 ValueError,
-                "obs: expected round_to with scales that are finite and above 0, got "
-                "others in row 1: groups of zeros have the scale 1, as sf.solve.grid",
+                "obs: expected round_to with scales that are finite and above 0 in "
+                "torch.float32, and zeros that are integers from -8 to 7, got others "
+                "in row 1: groups of zeros have the scale 1, as sf.solve.grid",
             )
-            for scale in (0.0, -1.0, torch.nan, torch.inf)
+            for scale, zero in (
+                (0.0, 0.0),
+                (-1.0, 0.0),
+                (torch.nan, 0.0),
+                (torch.inf, 0.0),
+                (1e-50, 0.0),
+                (1e300, 0.0),
+                (1.0, 0.5),
+                (1.0, torch.nan),
+                (1.0, 8.0),
+                (1.0, -9.0),
+            )
         ],
+        *[
+            (
+                lambda w, low=low, high=high: solve.obs(
+                    w,
+                    torch.eye(8),
+                    keep=4,
+                    round_to=solve.Grid(torch.ones(2, 1), torch.zeros(2, 1), low, high),
+                ),
+                ValueError,
+                f"obs: expected round_to with ints low <= high, got {low!r} and "
+                f"{high!r}: sf.solve.grid(weight, 4) makes them",
+            )
+            for low, high in ((-8.0, 7), (-8, 7.5), (3, 2))
+        ],
+        (
+            lambda w: solve.obs(
+                w,
+                torch.eye(8),
+                keep=4,
+                round_to=solve.grid(w, 4)._replace(
+                    zero=torch.zeros(2, 1, device="meta")
+                ),
+            ),
+            ValueError,
+            "expected weight and round_to on one device, got cpu and meta",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(make, error, text):
     with pytest.raises(error, match=re.escape(text)):
         make(torch.ones(2, 8))
+
+
+def test_grids_under_vmap_have_the_bits_of_a_loop():
+    weight, hessian = torch.randn(2, 8), torch.eye(8)
+    grid = solve.grid(weight, 4)
+    scales = torch.stack([grid.scale, grid.scale * 0.7])
+
+    def solved(scale):
+        return solve.obs(weight, hessian, keep=0.5, round_to=grid._replace(scale=scale))
+
+    news, masks = torch.vmap(solved)(scales)
+    for scale, new, mask in zip(scales, news, masks, strict=True):
+        assert all(map(torch.equal, solved(scale), (new, mask)))
+
+
+def test_a_grid_that_wants_a_gradient_gets_none():
+    weight, hessian = torch.randn(2, 8), torch.eye(8)
+    grid = solve.grid(weight, 4)
+    want = solve.obs(weight, hessian, keep=0.5, round_to=grid)
+    learned = grid._replace(scale=grid.scale.clone().requires_grad_())
+    got = solve.obs(weight, hessian, keep=0.5, round_to=learned)
+    assert not got[0].requires_grad and all(map(torch.equal, got, want))

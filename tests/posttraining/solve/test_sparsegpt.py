@@ -268,6 +268,22 @@ def test_vmap_has_the_bits_of_a_loop(dims, products, options, monkeypatch):
         assert torch.equal(masks[i], one[1])
 
 
+def test_masks_under_vmap_have_the_bits_of_a_loop():
+    weight, hessian = layer(4, 20, dtype=torch.float32)
+    masks = torch.stack([weight > 0, weight < 0.5])
+    news, kept = torch.vmap(lambda mask: obs(weight, hessian, mask=mask))(masks)
+    assert torch.equal(kept, masks)
+    for mask, new in zip(masks, news, strict=True):
+        assert torch.equal(new, obs(weight, hessian, mask=mask)[0])
+
+
+def ragged(columns):
+    """Groups of `columns`, of which two are kept in each row, also of fewer columns."""
+    return sf.patterns.Pattern(
+        "ragged", lambda shape: (1, 1), lambda grid: (1, columns), fixed=2
+    )
+
+
 def test_empty_weights():
     for shape in ((0, 4), (3, 0)):
         new, mask = obs(torch.zeros(shape), torch.eye(shape[1]), keep=0.5)
@@ -413,6 +429,17 @@ def test_pruned_weights_are_positive_zero(name):
     assert not kept.all() and (new[~kept].view(torch.int32) == 0).all()
 
 
+@pytest.mark.parametrize("name", SOLVERS)
+def test_autocast_around_a_solve_changes_nothing(name):
+    weight, hessian = layer(4, 300, dtype=torch.float32)
+    mask = torch.arange(1200).reshape(4, 300) % 3 == 0
+    if name in ("exact", "obs eye", "fisher"):  # of few columns
+        weight, hessian, mask = weight[:, :8], hessian[:8, :8], mask[:, :8]
+    plain = SOLVERS[name](weight, hessian, mask)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert all(map(torch.equal, SOLVERS[name](weight, hessian, mask), plain))
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("name", [*SOLVERS, *METHODS])
 def test_members_and_compiled_code_have_the_same_bits(name):
@@ -452,6 +479,7 @@ def test_members_and_compiled_code_have_the_same_bits(name):
         {"pattern": nm(9, 40), "block": 40},
         {"pattern": sf.patterns.transposable(2, 4)},
         {"pattern": nm(1, 4), "round_to": True},
+        {"pattern": ragged(12), "block": 12},
     ],
     ids=str,
 )
