@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from property_tests.digests import digest_of, trained
+from property_tests.digests import compiled, digest_of, trained
 from property_tests.registry import ROWS
 from property_tests.transforms import METHODS, case_of
 from sparsefn.testing import Row
@@ -16,3 +16,13 @@ def test_updates_have_the_same_bits_under_autocast(row: Row) -> None:
     plain = digest_of(trained(row, case))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert digest_of(trained(row, case)) == plain
+
+
+@pytest.mark.deep
+def test_compiled_updates_have_the_same_bits_under_autocast() -> None:
+    row = next(row for row in ROWS if row.name == "low_rank")
+    case = case_of(row)
+    plain = digest_of(trained(row, case))
+    assert digest_of(compiled(row, case)) == plain
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert digest_of(compiled(row, case)) == plain

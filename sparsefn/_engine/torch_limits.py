@@ -18,7 +18,8 @@ Workarounds that cannot leave the code around them:
   none in `grad`. Tests: `test_an_operator_of_ones_own_has_no_forward_mode_...`,
   `test_an_operator_with_a_backward_is_refused_by_grad`.
 - `processes/lines.py`, `GATHER`; `nn/modules/wrappers.py`, `_has_subclasses`;
-  `algorithms/memory.py`, a comparison by `is`: torch 2.11 and 2.12. Test:
+  `algorithms/memory.py`, a comparison by `is`; `leaves/matrix_products.py`, a question
+  that torch 2.11 does not compile: torch 2.11 and 2.12. Test:
   `test_workarounds_for_old_releases_go_with_them`.
 """
 
