@@ -66,7 +66,7 @@ class Rounding(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Some columns of some rows."""
+    """Some columns of some rows; R is the factor of the hessian in `obs`."""
 
     due: Tensor  # the changes of kept weights, as far as earlier columns cause them
     changes: Tensor  # old - new; before, the old weights
