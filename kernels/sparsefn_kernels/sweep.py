@@ -37,7 +37,7 @@ def sweep(
     """
     steps, zero, low, high = None, None, 0, 0
     if rounding is not None:
-        _, steps, zero, low, high = rounding
+        steps, zero, low, high = rounding
     if transformed() or due.dtype not in (torch.float32, torch.float64):
         return False
     if max(-low, high) > _LARGEST or (best is not None and len(due) % span):

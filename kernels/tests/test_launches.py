@@ -143,7 +143,7 @@ def test_sweeps_are_launched_as_they_are_written(dtype, launched):
         due, changes = torch.zeros(2, columns, rows, dtype=dtype)
         factor = torch.zeros(columns, 256, dtype=dtype)[:, :columns]
         scale = torch.ones(columns, dtype=dtype)
-        rounding = Rounding(due, due + 1, due, -8, 7)
+        rounding = Rounding(due + 1, due, -8, 7)
         for grid in (None, rounding):
             some = (due, changes, due > 0, factor, scale, grid)
             assert sweep.sweep(*some, span, best)

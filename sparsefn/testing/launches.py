@@ -92,8 +92,7 @@ class Launches(Onlooker):
 
     `launches` counts the operations that run: one for each, whatever number of kernels
     a device makes of it, and none for a view or a tensor without elements. An operation
-    that is opaque, such as one
-    of `torch.library`, counts as one.
+    that is opaque, such as one of `torch.library`, counts as one.
     """
 
     def __init__(self) -> None:

@@ -122,7 +122,7 @@ def obs(
     grid = None if round_to is None else _check_grid(round_to, w)
     check_alike("obs", w, h, mask, keep, pattern, block, damp, *(round_to or ()))
     separate = not size % max(choice.rows, 1) or len(w) <= size
-    if not separate:  # rows of one part compete with those of another
+    if not separate:  # rows of one part compete with rows of other parts
         choose = choice.choose
         choice = choice._replace(
             choose=lambda scores, i: choose(gathered(scores.T)[0].T, i)[:, mine]
@@ -177,8 +177,7 @@ def _check_grid(grid: Grid, w: Tensor) -> Grid:
             f"{tuple(w.shape)}, got {rows, groups}: make it of this weight, as "
             "sf.solve.grid(weight, 4) does"
         )
-    check_device("weight and round_to", w.device, grid.scale)
-    check_device("weight and round_to", w.device, grid.zero)
+    check_device("weight and round_to", w.device, grid.scale, grid.zero)
     scale = grid.scale.detach().to(w.dtype)
     zero = grid.zero.detach().to(w.dtype)
     usable = scale.isfinite() & (scale > 0)
@@ -225,7 +224,7 @@ def _swept(
         mask = torch.empty_like(kept[at].T, memory_format=plain)
         rounding = None
         if grid is not None:
-            rounding = Rounding.of(changes.clone(), _rows_of(grid, at))
+            rounding = Rounding.of(columns, _rows_of(grid, at))
         parts.append((changes, mask, rounding))
     for a in range(0, columns, wide):
         b = min(a + wide, columns)

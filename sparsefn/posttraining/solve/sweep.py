@@ -37,32 +37,27 @@ class Choice(NamedTuple):
 class Rounding(NamedTuple):
     """What rounds the kept weights of some columns."""
 
-    old: Tensor
     scale: Tensor
     zero: Tensor
     low: int
     high: int
 
     @classmethod
-    def of(cls, old: Tensor, grid: Grid) -> Rounding:
-        """The rounding of weights (columns, out) to a grid of (out, groups)."""
-        each = len(old) // grid.scale.shape[1]
+    def of(cls, columns: int, grid: Grid) -> Rounding:
+        """The rounding of so many columns to a grid of (out, groups)."""
+        each = columns // grid.scale.shape[1]
         scale = grid.scale.T.repeat_interleave(each, 0)
         zero = grid.zero.T.repeat_interleave(each, 0)
-        return cls(old, scale, zero, grid.low, grid.high)
+        return cls(scale, zero, grid.low, grid.high)
 
     def part(self, a: int, b: int) -> Rounding:
         """The rounding of columns a to b."""
-        return self._replace(
-            old=self.old[a:b], scale=self.scale[a:b], zero=self.zero[a:b]
-        )
+        return self._replace(scale=self.scale[a:b], zero=self.zero[a:b])
 
-    def error(self, i: int, due: Tensor) -> Tensor:
-        """What rounding takes from the weights of a column, which are old - due by
-        now.
-        """
-        now = self.old[i] - due
-        return now - nearest(now, self.scale[i], self.zero[i], self.low, self.high)
+    def error(self, i: int, weights: Tensor) -> Tensor:
+        """What rounding takes from the weights of a column."""
+        rounded = nearest(weights, self.scale[i], self.zero[i], self.low, self.high)
+        return weights - rounded
 
 
 class Columns(NamedTuple):
@@ -87,12 +82,14 @@ class Columns(NamedTuple):
             None if rounding is None else rounding.part(a, b),
         )
 
-    def kept_change(self, i: int) -> Tensor:
-        """What the kept weights of a column change by, when its due is complete."""
+    def kept_change(self, i: int, old: Tensor) -> Tensor:
+        """What the kept ones of a column's old weights change by, when its due is
+        complete.
+        """
         due = self.due[i]
         if self.rounding is None:
             return due
-        return due + self.rounding.error(i, due)
+        return due + self.rounding.error(i, old - due)
 
     def pass_on(self, due: Tensor, i: int, change: Tensor) -> None:
         """Add what follows from the change of a column to the due of later columns."""
@@ -202,6 +199,7 @@ def _inverse(factor: Tensor) -> Tensor:
 def _sweep_by_products(at: Columns) -> None:
     # A pruned weight changes by all that it is, a kept one by what is due.
     kept = at.mask.to(at.due.dtype)
+    old = at.changes.clone()
     at.changes.mul_(1.0 - kept)
     # The factor is 0 for the column itself and for the columns after it, whose changes
     # are not known yet. Fused operations would be a little faster, but vmap has none of
@@ -210,7 +208,7 @@ def _sweep_by_products(at: Columns) -> None:
     columns = zip(at.due, at.factor, at.changes, kept, strict=True)
     for i, (due, factors, change, keep) in enumerate(columns):
         due.add_(member_product(before, factors))
-        change.add_(keep * at.kept_change(i))
+        change.add_(keep * at.kept_change(i, old[i]))
 
 
 def _sweep_on_device(at: Columns, choice: Choice | None) -> None:
@@ -221,7 +219,7 @@ def _sweep_on_device(at: Columns, choice: Choice | None) -> None:
 
 
 def sweep_by_sums(at: Columns, choice: Choice | None) -> None:
-    """Write the changes of some columns, and their mask if it is to be chosen.
+    """Write the changes of some columns, and with a choice the mask of these columns.
 
     Each product of numbers and each sum is rounded, from the first column to the last,
     so that a backend can have the same bits.
@@ -235,7 +233,8 @@ def sweep_by_sums(at: Columns, choice: Choice | None) -> None:
             some = at.part(a, b)
             some.mask.copy_(choice.choose(some.scores(_due_if_kept(some)), 0))
         for i in range(a, b):
-            change = torch.where(at.mask[i], at.kept_change(i), at.changes[i])
+            old = at.changes[i]
+            change = torch.where(at.mask[i], at.kept_change(i, old), old)
             at.pass_on(at.due, i, change)
             changes.append(change)
     at.changes.copy_(torch.stack(changes))
