@@ -82,11 +82,10 @@ class Columns(NamedTuple):
             None if rounding is None else rounding.part(a, b),
         )
 
-    def kept_change(self, i: int, old: Tensor) -> Tensor:
+    def kept_change(self, i: int, due: Tensor, old: Tensor) -> Tensor:
         """What the kept ones of a column's old weights change by, when its due is
         complete.
         """
-        due = self.due[i]
         if self.rounding is None:
             return due
         return due + self.rounding.error(i, old - due)
@@ -97,10 +96,10 @@ class Columns(NamedTuple):
 
     def scores(self, due: Tensor) -> Tensor:
         """w^2 / [H^-1]_jj, of the weights as they are by now, if `due` is what they
-        change by.
+        change by; the scores take its memory.
         """
         # signs are flipped, and then they are squared
-        now = (due - self.changes).mul_(self.scale[:, None])
+        now = due.sub_(self.changes).mul_(self.scale[:, None])
         return now.mul_(now)
 
 
@@ -199,16 +198,16 @@ def _inverse(factor: Tensor) -> Tensor:
 def _sweep_by_products(at: Columns) -> None:
     # A pruned weight changes by all that it is, a kept one by what is due.
     kept = at.mask.to(at.due.dtype)
-    old = at.changes.clone()
+    old = at.changes if at.rounding is None else at.changes.clone()
     at.changes.mul_(1.0 - kept)
     # The factor is 0 for the column itself and for the columns after it, whose changes
     # are not known yet. Fused operations would be a little faster, but vmap has none of
     # them.
     before = at.changes.T
-    columns = zip(at.due, at.factor, at.changes, kept, strict=True)
-    for i, (due, factors, change, keep) in enumerate(columns):
+    columns = zip(at.due, at.factor, at.changes, kept, old, strict=True)
+    for i, (due, factors, change, keep, weights) in enumerate(columns):
         due.add_(member_product(before, factors))
-        change.add_(keep * at.kept_change(i, old[i]))
+        change.add_(keep * at.kept_change(i, due, weights))
 
 
 def _sweep_on_device(at: Columns, choice: Choice | None) -> None:
@@ -234,7 +233,7 @@ def sweep_by_sums(at: Columns, choice: Choice | None) -> None:
             some.mask.copy_(choice.choose(some.scores(_due_if_kept(some)), 0))
         for i in range(a, b):
             old = at.changes[i]
-            change = torch.where(at.mask[i], at.kept_change(i, old), old)
+            change = torch.where(at.mask[i], at.kept_change(i, at.due[i], old), old)
             at.pass_on(at.due, i, change)
             changes.append(change)
     at.changes.copy_(torch.stack(changes))
